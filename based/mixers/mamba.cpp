@@ -76,7 +76,8 @@ class Mamba final : public BlockMixer {
   Tensor run(const Tensor& x, const Call& call) override {
     const Tensor xz = in_proj_->forward(x);
     if (call.state == nullptr) {
-      const ops::ProjectedScanInputs inputs{xz, conv_->weight(), conv_->bias(), x_proj_->weight(), dt_proj_->weight(), A_log_, D_, dt_bias_};
+      const ops::ProjectedScanInputs inputs{xz, conv_->weight(), conv_->bias(), x_proj_->weight(), dt_proj_->weight(), A_log_,
+                                            D_, dt_bias_};
       return out_proj_->forward(ops::projected_scan(inputs, call.pass.cu_seqlens()));
     }
     const auto u = ops::split_columns(xz, {width_, width_});

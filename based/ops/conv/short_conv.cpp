@@ -403,9 +403,7 @@ Tensor short_conv_tokens(const Tensor& x, const Tensor& weight, const OptionalTe
 namespace {
 
 Result<ShortConv> short_conv_kernel(const ShortConv& in) { return short_conv_with_input_bias(in, {}); }
-Result<ShortConvBackward> short_conv_backward_kernel(const ShortConvBackward& in) {
-  return backward_in_form(in, {});
-}
+Result<ShortConvBackward> short_conv_backward_kernel(const ShortConvBackward& in) { return backward_in_form(in, {}); }
 Result<ShortConvPrefill> short_conv_prefill_kernel(const ShortConvPrefill& in) { return short_conv_prefill_with_input_bias(in, {}); }
 
 TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {

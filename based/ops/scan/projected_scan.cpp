@@ -27,8 +27,9 @@ struct Projected {
 struct ProjectedScanFunction : torch::autograd::Function<ProjectedScanFunction> {
   enum Input { kXz, kConvWeight, kConvBias, kXWeight, kDtWeight, kALog, kD, kDtBias, kCuSeqlens, kInputs };
 
-  static Tensor forward(Context* context, const Tensor& xz, const Tensor& conv_weight, const OptionalTensor& conv_bias, const Tensor& x_weight,
-                        const Tensor& dt_weight, const Tensor& A_log, const Tensor& D, const Tensor& dt_bias, const Tensor& cu_seqlens) {
+  static Tensor forward(Context* context, const Tensor& xz, const Tensor& conv_weight, const OptionalTensor& conv_bias,
+                        const Tensor& x_weight, const Tensor& dt_weight, const Tensor& A_log, const Tensor& D, const Tensor& dt_bias,
+                        const Tensor& cu_seqlens) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const int64_t channels = conv_weight.size(0);
     const Tensor x = xz.narrow(1, 0, channels), z = xz.narrow(1, channels, channels);
@@ -38,8 +39,8 @@ struct ProjectedScanFunction : torch::autograd::Function<ProjectedScanFunction> 
     const Tensor dt = at::linear(projected.low_rank, dt_weight);
     const auto [y, state, chunk_states] =
         call(SelectiveScanForward{{{u, dt, A_log, projected.B, projected.C, D, z, dt_bias}, cu_seqlens, {}}});
-    context->save_for_backward({xz, conv_weight, value_or_undefined(conv_bias), x_weight, dt_weight, A_log, D, dt_bias, cu_seqlens, u, columns,
-                                dt, chunk_states});
+    context->save_for_backward(
+        {xz, conv_weight, value_or_undefined(conv_bias), x_weight, dt_weight, A_log, D, dt_bias, cu_seqlens, u, columns, dt, chunk_states});
     return y;
   }
 
@@ -77,16 +78,17 @@ struct ProjectedScanFunction : torch::autograd::Function<ProjectedScanFunction> 
 
 Tensor projected_scan(const ProjectedScanInputs& in, const Tensor& cu_seqlens) {
   require_shape("projected_scan", "xz", in.xz, {-1, 2 * in.conv_weight.size(0)});
-  const bool wants = wants_gradient(
-      {in.xz, in.conv_weight, value_or_undefined(in.conv_bias), in.x_weight, in.dt_weight, in.A_log, in.D, in.dt_bias});
+  const bool wants =
+      wants_gradient({in.xz, in.conv_weight, value_or_undefined(in.conv_bias), in.x_weight, in.dt_weight, in.A_log, in.D, in.dt_bias});
   if (wants && in.xz.is_cuda() && has_kernel(in.xz))
-    return ProjectedScanFunction::apply(in.xz, in.conv_weight, in.conv_bias, in.x_weight, in.dt_weight, in.A_log, in.D, in.dt_bias, cu_seqlens);
+    return ProjectedScanFunction::apply(in.xz, in.conv_weight, in.conv_bias, in.x_weight, in.dt_weight, in.A_log, in.D, in.dt_bias,
+                                        cu_seqlens);
   const int64_t channels = in.conv_weight.size(0), rank = in.dt_weight.size(1), state_size = in.A_log.size(1);
   const auto halves = split_columns(in.xz, {channels, channels});
   const Tensor u = std::get<0>(short_conv(halves[0], in.conv_weight, in.conv_bias, {}, true, cu_seqlens));
   const auto parts = split_columns(ops::linear(u, in.x_weight, {}), {rank, state_size, state_size});
-  const SelectiveScanInputs scanned{u,    ops::linear(parts[0], in.dt_weight, {}), in.A_log, parts[1].unsqueeze(1), parts[2].unsqueeze(1), in.D,
-                                    halves[1], in.dt_bias};
+  const SelectiveScanInputs scanned{
+      u, ops::linear(parts[0], in.dt_weight, {}), in.A_log, parts[1].unsqueeze(1), parts[2].unsqueeze(1), in.D, halves[1], in.dt_bias};
   return std::get<0>(selective_scan(scanned, cu_seqlens));
 }
 

@@ -5,13 +5,13 @@
 namespace based::ops {
 
 struct ProjectedScanInputs {
-  Tensor xz;                // [tokens, 2·channels]: the convolution's input, then the gate
-  Tensor conv_weight;       // [channels, taps]
+  Tensor xz;                 // [tokens, 2·channels]: the convolution's input, then the gate
+  Tensor conv_weight;        // [channels, taps]
   OptionalTensor conv_bias;  // [channels]
-  Tensor x_weight;          // [rank + 2·state_size, channels]: projects the convolution's output to dt's low-rank form, B and C
-  Tensor dt_weight;         // [channels, rank]
-  Tensor A_log;             // [channels, state_size]
-  Tensor D, dt_bias;        // [channels]
+  Tensor x_weight;           // [rank + 2·state_size, channels]: projects the convolution's output to dt's low-rank form, B and C
+  Tensor dt_weight;          // [channels, rank]
+  Tensor A_log;              // [channels, state_size]
+  Tensor D, dt_bias;         // [channels]
 };
 
 // y [tokens, channels] of packed rows that start from zero, cu_seqlens int64 [rows + 1]: with [x, z] = xz, u = silu(conv(x)) and

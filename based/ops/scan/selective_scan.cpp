@@ -249,7 +249,8 @@ Result<SelectiveScanBackward> selective_scan_backward_to(const SelectiveScanBack
   const SelectiveScanLaunch launch(inputs);
   const at::TensorOptions sums = inputs.x.options().dtype(at::kFloat);
   const auto like = [](const OptionalTensor& t, const at::TensorOptions& options) { return t ? at::empty(t->sizes(), options) : Tensor(); };
-  const Tensor x = like(inputs.x, inputs.x.options()), dt = like(inputs.dt, inputs.x.options()), z = grad_z.defined() ? grad_z : like(inputs.z, inputs.x.options());
+  const Tensor x = like(inputs.x, inputs.x.options()), dt = like(inputs.dt, inputs.x.options()),
+               z = grad_z.defined() ? grad_z : like(inputs.z, inputs.x.options());
   const Tensor B = like(inputs.B, inputs.x.options()), C = like(inputs.C, inputs.x.options());
   const Tensor A_log = like(inputs.A_log, sums), D = like(inputs.D, sums), dt_bias = like(inputs.dt_bias, sums);
   const Tensor initial = like(initial_state, sums);

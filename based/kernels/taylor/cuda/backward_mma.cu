@@ -12,8 +12,8 @@ namespace taylor_mma {
 namespace {
 
 // Scratch of the kernels.
-// At 24, 64 columns spill 1.2 KB a thread (0.425 ms instead of 0.393 for the gradients of 4 rows of 2,048 tokens on an H200) and take more than
-// 99 KB of shared memory.
+// At 24, 64 columns spill 1.2 KB a thread (0.425 ms instead of 0.393 for the gradients of 4 rows of 2,048 tokens on an H200) and take more
+// than 99 KB of shared memory.
 template <int kDim>
 using GradientShape = Shape<kDim, kDim <= 16 ? 64 : 32>;
 
@@ -102,8 +102,7 @@ struct GradientRows {
     x.load(base + At::kRows, tile);
 #pragma unroll
     for (int m = 0; m < S::kColumnTiles; ++m) {
-      ldmatrix(values[m],
-               base + At::kRowValues + value_at<S::kWidth>(16 * tile + 8 * (matrix % 2) + lane % 8, 2 * m + matrix / 2));
+      ldmatrix(values[m], base + At::kRowValues + value_at<S::kWidth>(16 * tile + 8 * (matrix % 2) + lane % 8, 2 * m + matrix / 2));
     }
     dd = make_float2(load_shared_float(base + At::kDd + 4 * row), load_shared_float(base + At::kDd + 4 * row + 32));
   }
@@ -180,8 +179,7 @@ __device__ __forceinline__ void contract(float (&sum)[S::kDim], float g0, float 
 // features, from which contract() computes that of x, and the gradients from the pairs are added, divided by the factors. dx has the
 // accumulator layout of kDim columns.
 template <class S>
-__device__ __forceinline__ void state_gradients(float (&dx)[S::kBlocks][4], const GradientRows<S>& rows, uint32_t base,
-                                                float a, float b) {
+__device__ __forceinline__ void state_gradients(float (&dx)[S::kBlocks][4], const GradientRows<S>& rows, uint32_t base, float a, float b) {
   const int lane = lane_index(), matrix = lane / 8, t = lane % 4;
   const uint32_t at = base + GradientOffsets<S>::kState + (8 * (matrix % 2) + lane % 8) * S::kStatePitch + matrix / 2 * 16;
   const float x = 1.0F / a, y = 1.0F / b;

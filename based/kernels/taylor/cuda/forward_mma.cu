@@ -14,7 +14,8 @@ using ForwardShape = Shape<kDim, kDim <= 24 ? 64 : 32>;
 // Shared memory: Offsets, then the rounding error of the state's last tiles.
 template <class S>
 constexpr uint32_t kForwardShared = Offsets<S>::kEnd + S::kRestBytes;
-static_assert(kForwardShared<ForwardShape<8>> <= 101376 && kForwardShared<ForwardShape<16>> <= 101376 && kForwardShared<ForwardShape<24>> <= 101376 && kForwardShared<ForwardShape<32>> <= 101376);
+static_assert(kForwardShared<ForwardShape<8>> <= 101376 && kForwardShared<ForwardShape<16>> <= 101376 &&
+              kForwardShared<ForwardShape<24>> <= 101376 && kForwardShared<ForwardShape<32>> <= 101376);
 
 // Blocks of a multiprocessor that the register budget allows.
 template <class S>
@@ -64,8 +65,8 @@ __device__ __forceinline__ void store_factors(uint32_t factors, uint32_t weights
 // out = Σ w(q·k) v over the pairs of the chunk, for a warp's 16 rows; adds the sums of the denominators' weights to `sum`, over this
 // thread's columns only.
 template <class S>
-__device__ __forceinline__ void attend_pairs(float (&out)[2 * S::kColumnTiles][4], float2& sum, const RowTile<S>& rows,
-                                             uint32_t base, const Decay& decay, int tile) {
+__device__ __forceinline__ void attend_pairs(float (&out)[2 * S::kColumnTiles][4], float2& sum, const RowTile<S>& rows, uint32_t base,
+                                             const Decay& decay, int tile) {
   using At = Offsets<S>;
   const int row = lane_index() / 4, column = 2 * (lane_index() % 4);
 #pragma unroll 1
@@ -121,9 +122,9 @@ __device__ __forceinline__ float2 row_factors(const Decay& decay, int row) {
 
 // Computes the outputs of a warp's 16 rows from the sums over the chunk's pairs and the state before the chunk.
 template <class S>
-__device__ __forceinline__ void finish_rows(const TaylorAttention& p, const ForwardBlock& block,
-                                            float (&out)[2 * S::kColumnTiles][4], float2 pair_sum, const RowTile<S>& rows,
-                                            uint32_t base, const Decay& decay, int64_t at, int tokens) {
+__device__ __forceinline__ void finish_rows(const TaylorAttention& p, const ForwardBlock& block, float (&out)[2 * S::kColumnTiles][4],
+                                            float2 pair_sum, const RowTile<S>& rows, uint32_t base, const Decay& decay, int64_t at,
+                                            int tokens) {
   using At = Offsets<S>;
   const int lane = lane_index(), row = 16 * row_tile() + lane / 4;
   const float2 a = row_factors(decay, row), b = row_factors(decay, row + 8);
@@ -221,8 +222,7 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks<S>) sum_segments(cons
 }
 
 template <class S>
-__global__ void __launch_bounds__(kThreads, kForwardBlocks<S>)
-    attend_segments(const __grid_constant__ TaylorAttention p, const Plan plan) {
+__global__ void __launch_bounds__(kThreads, kForwardBlocks<S>) attend_segments(const __grid_constant__ TaylorAttention p, const Plan plan) {
   Work work;
   if (!find_work<kThreads>(p, plan.segment, blockIdx.x, work)) return;
   const ForwardBlock block(p, plan);

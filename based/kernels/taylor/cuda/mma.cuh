@@ -229,8 +229,7 @@ __device__ __forceinline__ uint32_t key_rows(int group, int n) {
 
 // out += φ(rows) S for a warp's 16 rows.
 template <class S, bool kRest>
-__device__ __forceinline__ void read_state(float (&out)[2 * S::kColumnTiles][4], const RowTile<S>& rows, uint32_t state,
-                                           uint32_t rest) {
+__device__ __forceinline__ void read_state(float (&out)[2 * S::kColumnTiles][4], const RowTile<S>& rows, uint32_t state, uint32_t rest) {
   const int lane = lane_index(), matrix = lane / 8, column = 8 * (matrix / 2) + lane % 8;
   const uint32_t at = state + column * S::kStatePitch + matrix % 2 * 16, rest_at = rest + column * S::kRestPitch + matrix % 2 * 16;
 #pragma unroll

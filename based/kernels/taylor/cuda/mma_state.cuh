@@ -107,7 +107,11 @@ struct State {
       for (int i = 0; i < 4; ++i) {
         const int row = 16 * (tile / S::kBlocks) + n + (i & 2 ? 8 : 0),
                   column = 8 * (pairs ? tile % S::kBlocks : tile - S::kPairTiles) + 2 * t + (i & 1);
-        const Packed f = pairs ? packed_pair(row, column, S::kDim) : Packed{column < S::kDim ? 1 + column : column == S::kDim ? 0 : -1, 1.0F};
+        const Packed f = pairs ? packed_pair(row, column, S::kDim)
+                               : Packed{column < S::kDim    ? 1 + column
+                                        : column == S::kDim ? 0
+                                                            : -1,
+                                        1.0F};
         visit_sum(sums[slot][i], f, pairs ? row <= column : n == 0 && i < 2);
       }
     }
