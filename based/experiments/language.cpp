@@ -70,7 +70,7 @@ struct LanguageConfig {
     field("model", model, "keys that the series share");
     field("series", series, "one for each model: name, model, optimizer, train, learning_rates, seeds, paper, note");
     field("base", base, "name of the series whose difference from each row the table gives; empty: no differences");
-    field("mixed_cards", mixed_cards, "allow a table whose rows were trained on different card models");
+    field("mixed_cards", mixed_cards, "allow a table in which the runs of one seed were trained on different card models");
   }
 };
 

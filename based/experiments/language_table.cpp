@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "based/core/text.h"
@@ -89,10 +90,14 @@ std::vector<size_t> printed_slices(const LanguageSummary& summary, const std::ve
 
 std::string at_most(int64_t threshold) { return " (≤ " + std::to_string(threshold) + ")"; }
 
+// Names by card: for each card what was trained on it.
+using ByCard = std::map<std::string, std::set<std::string>>;
+
 class MainTable {
  public:
   MainTable(const LanguageSummary& summary, const std::vector<LanguagePoint>& points)
       : summary_(summary), base_(base_of(summary, points)), slices_(printed_slices(summary, points)) {
+    for (const LanguagePoint& each : points) cards_.merge(each.cards());
     const auto base_paper = summary.paper.find(summary.base);
     if (base_paper != summary.paper.end()) base_all_ = base_paper->second.all;
     add_head();
@@ -142,9 +147,23 @@ class MainTable {
     add_difference(loss_of);
     for (const size_t i : slices_) add_difference([i](const LanguageOutcome& outcome) { return outcome.ar_loss(i); });
     add_paper(each, row);
-    add([&] { return format_number(each.mean([](const LanguageOutcome& one) { return one.cost.tokens_per_second; }), 0); });
+    add([&] { return rates_text(each); });
     if (summary_.mixed_cards) add([&] { return joined(each.cards(), " + "); });
     table_.rows.push_back(std::move(row));
+  }
+
+  // The mean of the seeds, of each card by itself where the table has several.
+  std::string rates_text(const LanguagePoint& each) const {
+    if (cards_.size() <= 1) return format_number(each.mean([](const LanguageOutcome& one) { return one.cost.tokens_per_second; }), 0);
+    std::map<std::string, std::vector<double>> rates;
+    for (const LanguageOutcome& outcome : each.outcomes)
+      rates[joined({outcome.cost.cards.begin(), outcome.cost.cards.end()}, " + ")].push_back(outcome.cost.tokens_per_second);
+    std::string text;
+    for (const auto& [card, values] : rates) {
+      const double mean = std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+      text += (text.empty() ? "" : ", ") + format_number(mean, 0) + " (" + card + ")";
+    }
+    return text;
   }
 
   void add_paper(const LanguagePoint& each, std::vector<std::string>& row) const {
@@ -159,19 +178,30 @@ class MainTable {
   const LanguageSummary& summary_;
   const LanguagePoint* base_;
   std::vector<size_t> slices_;
+  std::set<std::string> cards_;
   double base_all_ = 0;  // the paper's perplexity of the base row; 0: none
   TextTable table_;
 };
 
-void require_one_card(const LanguageSummary& summary, const std::vector<LanguagePoint>& points) {
-  std::map<std::string, std::set<std::string>> rows;  // by card
+std::map<int64_t, ByCard> rows_by_seed_and_card(const std::vector<LanguagePoint>& points) {
+  std::map<int64_t, ByCard> rows;
   for (const LanguagePoint& each : points)
-    for (const std::string& card : each.cards()) rows[card].insert(each.name());
-  if (rows.size() <= 1 || summary.mixed_cards) return;
-  std::string text;
-  for (const auto& [card, names] : rows) text += (text.empty() ? "" : "; ") + card + ": " + joined(names, ", ");
-  throw Error("the rows of a table must be of one card model, and these are of " + std::to_string(rows.size()) + " (" + text +
-              "): repeat the runs of one of them, or set mixed_cards = true, which adds a column with the cards");
+    for (size_t i = 0; i < each.outcomes.size(); ++i)
+      for (const std::string& card : each.outcomes[i].cost.cards) rows[each.point->best[i]->seed][card].insert(each.name());
+  return rows;
+}
+
+// A difference is one of two runs with one seed, so the seeds may differ in their card.
+void require_one_card_a_seed(const LanguageSummary& summary, const std::vector<LanguagePoint>& points) {
+  if (summary.mixed_cards) return;
+  for (const auto& [seed, rows] : rows_by_seed_and_card(points)) {
+    if (rows.size() <= 1) continue;
+    std::string text;
+    for (const auto& [card, names] : rows) text += (text.empty() ? "" : "; ") + card + ": " + joined(names, ", ");
+    throw Error("the runs of a seed must be of one card model, and those of seed " + std::to_string(seed) + " are of " +
+                std::to_string(rows.size()) + " (" + text +
+                "): repeat the runs of one of them, or set mixed_cards = true, which adds a column with the cards");
+  }
 }
 
 void require_same_held_out(const std::vector<LanguagePoint>& points) {
@@ -232,17 +262,28 @@ TextTable set_table(const std::vector<LanguagePoint>& points, const LanguageOutc
   return table;
 }
 
+// "NVIDIA H200", or with the seeds of each where there are several: "NVIDIA H100 (seed 0), NVIDIA H200 (seeds 1, 2)".
+std::string cards_text(const std::vector<LanguagePoint>& points) {
+  ByCard seeds;
+  for (const auto& [seed, rows] : rows_by_seed_and_card(points))
+    for (const auto& [card, unused] : rows) seeds[card].insert(std::to_string(seed));
+  std::string text;
+  for (const auto& [card, numbers] : seeds)
+    text += (text.empty() ? "" : ", ") + card +
+            (seeds.size() == 1 ? "" : (numbers.size() == 1 ? " (seed " : " (seeds ") + joined(numbers, ", ") + ")");
+  return text;
+}
+
 std::string provenance_text(const std::vector<LanguagePoint>& points) {
-  std::set<std::string> cards, commits;
+  std::set<std::string> commits;
   bool unknown = false;
   for (const LanguagePoint& each : points)
     for (const LanguageOutcome& outcome : each.outcomes) {
-      cards.insert(outcome.cost.cards.begin(), outcome.cost.cards.end());
       commits.insert(outcome.cost.commits.begin(), outcome.cost.commits.end());
       unknown = unknown || outcome.cost.commits.empty();
     }
   if (unknown) commits.insert("not recorded");
-  return "Card: " + joined(cards, ", ") + ". Commit: " + joined(commits, ", ") + ".";
+  return "Card: " + cards_text(points) + ". Commit: " + joined(commits, ", ") + ".";
 }
 
 }  // namespace
@@ -266,7 +307,7 @@ PairedDifference paired_difference(const std::map<int64_t, double>& row, const s
 
 std::string language_table(const LanguageSummary& summary, const std::vector<PointResult>& results) {
   const std::vector<LanguagePoint> points = language_points(results);
-  require_one_card(summary, points);
+  require_one_card_a_seed(summary, points);
   require_same_held_out(points);
   std::string text = "# " + markdown(summary.title) + "\n\n" + markdown(summary.setting) + "\n\n";
   const LanguageOutcome* first = first_outcome(points);
@@ -285,7 +326,7 @@ std::string language_table(const LanguageSummary& summary, const std::vector<Poi
 
 std::string language_latex_table(const LanguageSummary& summary, const std::vector<PointResult>& results) {
   const std::vector<LanguagePoint> points = language_points(results);
-  require_one_card(summary, points);
+  require_one_card_a_seed(summary, points);
   require_same_held_out(points);
   return "% made by `based experiment plot`\n" + MainTable(summary, points).table().to_latex(LatexRules::hline);
 }

@@ -40,7 +40,8 @@ struct PairedDifference {
 // `row` and `base`: loss by seed. Only seeds in both count.
 PairedDifference paired_difference(const std::map<int64_t, double>& row, const std::map<int64_t, double>& base);
 
-// Throws Error if the rows were trained on different cards, unless summary.mixed_cards is set, or scored on different held-out sets.
+// Throws Error if the runs of a seed were trained on different cards, unless summary.mixed_cards is set, or scored on different held-out
+// sets.
 std::string language_table(const LanguageSummary& summary, const std::vector<PointResult>& points);
 std::string language_latex_table(const LanguageSummary& summary, const std::vector<PointResult>& points);
 // Perplexity against bytes of state, and the losses during training.

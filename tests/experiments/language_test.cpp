@@ -361,10 +361,24 @@ TEST_F(LanguageTableTest, RowsOfTwoCardsAreRefused) {
   add("base", {3.0});
   add("other", {3.1}, "H200");
   EXPECT_THAT(message_of<Error>([&] { language_table(summary(), points_); }),
-              AllOf(HasSubstr("H100: base; H200: other"), HasSubstr("mixed_cards = true")));
+              AllOf(HasSubstr("those of seed 0 are of 2 (H100: base; H200: other)"), HasSubstr("mixed_cards = true")));
   LanguageSummary mixed = summary();
   mixed.mixed_cards = true;
-  EXPECT_THAT(language_table(mixed, points_), HasSubstr("| 5000 | H200 |"));
+  EXPECT_THAT(language_table(mixed, points_), HasSubstr("| 5000 (H200) | H200 |"));
+}
+
+// A difference is one of two runs with one seed.
+TEST_F(LanguageTableTest, SeedsMayDifferInTheirCard) {
+  add("base", {3.0, 3.1, 3.2});
+  add("other", {3.1, 3.3});
+  for (const auto& run : runs_) {
+    if (run->seed == 0) continue;
+    LanguageOutcome outcome = read_config<LanguageOutcome>(run->outcome);
+    outcome.cost.cards = {"H200"}, outcome.cost.tokens_per_second = 7000;
+    run->outcome = write_config(outcome);
+  }
+  const std::string table = language_table(summary(), points_);
+  EXPECT_THAT(table, AllOf(HasSubstr("| 5000 (H100), 7000 (H200) |"), HasSubstr("Card: H100 (seed 0), H200 (seeds 1, 2). Commit")));
 }
 
 TEST_F(LanguageTableTest, RowsOfOtherTokensAreNamed) {
