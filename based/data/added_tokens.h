@@ -31,7 +31,7 @@ class AddedTokens {
   };
   std::optional<Match> longest_at(std::string_view text, size_t at) const;
 
-  std::vector<Token> tokens_;  // in the order of their texts
+  std::vector<Token> tokens_;  // sorted by text
   std::array<bool, 256> starts_{};
 };
 

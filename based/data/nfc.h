@@ -1,5 +1,6 @@
-// Unicode's normalization form C (UAX #15), which the tokenizer of GPT-NeoX-20b applies to texts. Characters and combining classes are
-// those of Unicode 9.0, the version of the Python `tokenizers` library: a later table would order 98 marks differently and give other ids.
+// Unicode's normalization form C (UAX #15), which the tokenizer of GPT-NeoX-20b applies before it encodes. Characters and combining classes
+// are those of Unicode 9.0, the version of the Python `tokenizers` library: a later table would order 98 marks differently and give other
+// ids.
 #pragma once
 #include <string>
 #include <string_view>

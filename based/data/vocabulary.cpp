@@ -182,7 +182,7 @@ class Builder {
   std::string source_;
   std::unordered_map<std::string, int64_t> ids_;
   std::unordered_map<int64_t, std::string> name_of_;
-  std::unordered_map<std::string, Kind> kinds_;  // of those that are not ordinary
+  std::unordered_map<std::string, Kind> kinds_;  // no entry: ordinary
   std::unordered_map<uint64_t, size_t> pairs_;
   Vocabulary vocabulary_;
 };

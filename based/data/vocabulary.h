@@ -20,8 +20,8 @@ struct Vocabulary {
   std::vector<std::string> tokens;  // the bytes of every id
   std::vector<Merge> merges;        // in order of priority
   std::vector<int32_t> specials;    // ascending; no merge produces or uses them
-  std::vector<int32_t> added{};     // likewise, but found in every text, before it is cut (added_tokens.h)
-  bool nfc = false;                 // whether texts are normalized to form C first (nfc.h)
+  std::vector<int32_t> added{};     // ascending; found in every text before the text is cut (added_tokens.h)
+  bool nfc = false;                 // whether the encoder normalizes to form C first (nfc.h)
 };
 
 inline constexpr size_t kMaxTokenBytes = 65536;

@@ -90,7 +90,7 @@ std::vector<size_t> printed_slices(const LanguageSummary& summary, const std::ve
 
 std::string at_most(int64_t threshold) { return " (≤ " + std::to_string(threshold) + ")"; }
 
-// Names by card: for each card what was trained on it.
+// For each card the names of the rows that were trained on it.
 using ByCard = std::map<std::string, std::set<std::string>>;
 
 class MainTable {

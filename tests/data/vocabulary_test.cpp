@@ -160,8 +160,8 @@ TEST(TokenizerJson, RefusesSettingsThatWouldChangeTheIds) {
   EXPECT_THAT(refused([](Json& j) { j = Json::array(); }), HasSubstr("must be an object"));
 }
 
-// A tokenizer in the form of GPT-NeoX-20b's: texts in form C, runs of spaces as tokens that are not special, no tokens for bytes outside
-// UTF-8.
+// A tokenizer in the form of GPT-NeoX-20b's: normalization to form C, runs of spaces as tokens that are not special, no tokens for bytes
+// outside UTF-8.
 Json neox_json() {
   Json root = tokenizer_json();
   root["normalizer"] = {{"type", "NFC"}};
