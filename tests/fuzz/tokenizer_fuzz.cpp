@@ -1,5 +1,5 @@
-// Byte-level BPE: any bytes, valid UTF-8 or not, come back from their ids unchanged, or in form C where the vocabulary asks for it, and text
-// forges no special token.
+// Byte-level BPE: any bytes, valid UTF-8 or not, come back from their ids unchanged, or in form C where the vocabulary asks for it, and
+// text forges no special token.
 #include <algorithm>
 
 #include "based/data/bpe.h"

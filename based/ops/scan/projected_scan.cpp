@@ -25,11 +25,12 @@ struct Projected {
 // One gradient for the whole layer. With a gradient for each operator, those of x and z would be copied into one tensor, and the two
 // gradients of u would be added in a pass of their own: 3 % of a training step.
 struct ProjectedScanFunction : torch::autograd::Function<ProjectedScanFunction> {
-  enum Input { kXz, kConvWeight, kConvBias, kXWeight, kDtWeight, kALog, kD, kDtBias, kCuSeqlens, kInputs };
+  // The optional tensor is the last one: needs_input_grad() does not count an absent one.
+  enum Input { kXz, kConvWeight, kXWeight, kDtWeight, kALog, kD, kDtBias, kCuSeqlens, kConvBias, kInputs };
 
-  static Tensor forward(Context* context, const Tensor& xz, const Tensor& conv_weight, const OptionalTensor& conv_bias,
-                        const Tensor& x_weight, const Tensor& dt_weight, const Tensor& A_log, const Tensor& D, const Tensor& dt_bias,
-                        const Tensor& cu_seqlens) {
+  static Tensor forward(Context* context, const Tensor& xz, const Tensor& conv_weight, const Tensor& x_weight, const Tensor& dt_weight,
+                        const Tensor& A_log, const Tensor& D, const Tensor& dt_bias, const Tensor& cu_seqlens,
+                        const OptionalTensor& conv_bias) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const int64_t channels = conv_weight.size(0);
     const Tensor x = xz.narrow(1, 0, channels), z = xz.narrow(1, channels, channels);
@@ -40,7 +41,7 @@ struct ProjectedScanFunction : torch::autograd::Function<ProjectedScanFunction> 
     const auto [y, state, chunk_states] =
         call(SelectiveScanForward{{{u, dt, A_log, projected.B, projected.C, D, z, dt_bias}, cu_seqlens, {}}});
     context->save_for_backward(
-        {xz, conv_weight, value_or_undefined(conv_bias), x_weight, dt_weight, A_log, D, dt_bias, cu_seqlens, u, columns, dt, chunk_states});
+        {xz, conv_weight, x_weight, dt_weight, A_log, D, dt_bias, cu_seqlens, value_or_undefined(conv_bias), u, columns, dt, chunk_states});
     return y;
   }
 
@@ -80,9 +81,10 @@ Tensor projected_scan(const ProjectedScanInputs& in, const Tensor& cu_seqlens) {
   require_shape("projected_scan", "xz", in.xz, {-1, 2 * in.conv_weight.size(0)});
   const bool wants =
       wants_gradient({in.xz, in.conv_weight, value_or_undefined(in.conv_bias), in.x_weight, in.dt_weight, in.A_log, in.D, in.dt_bias});
-  if (wants && in.xz.is_cuda() && has_kernel(in.xz))
-    return ProjectedScanFunction::apply(in.xz, in.conv_weight, in.conv_bias, in.x_weight, in.dt_weight, in.A_log, in.D, in.dt_bias,
-                                        cu_seqlens);
+  // On a CPU, products in bf16 have a form of their own (linear.h).
+  if (wants && has_kernel(in.xz) && (in.xz.is_cuda() || in.xz.scalar_type() == at::kFloat))
+    return ProjectedScanFunction::apply(in.xz, in.conv_weight, in.x_weight, in.dt_weight, in.A_log, in.D, in.dt_bias, cu_seqlens,
+                                        in.conv_bias);
   const int64_t channels = in.conv_weight.size(0), rank = in.dt_weight.size(1), state_size = in.A_log.size(1);
   const auto halves = split_columns(in.xz, {channels, channels});
   const Tensor u = std::get<0>(short_conv(halves[0], in.conv_weight, in.conv_bias, {}, true, cu_seqlens));

@@ -16,7 +16,7 @@ struct ProjectedScanInputs {
 
 // y [tokens, channels] of packed rows that start from zero, cu_seqlens int64 [rows + 1]: with [x, z] = xz, u = silu(conv(x)) and
 // [dt, B, C] = u·x_weightᵀ, the y of selective_scan(u, dt·dt_weightᵀ, A_log, B, C, D, z, dt_bias). Differentiable in every tensor but
-// cu_seqlens. On a GPU the gradients of x and z are written to one tensor, and those of u are added by a product.
+// cu_seqlens, once. On a GPU and in fp32 the gradients of x and z are written to one tensor, and those of u are added by a product.
 Tensor projected_scan(const ProjectedScanInputs& inputs, const Tensor& cu_seqlens);
 
 }  // namespace based::ops

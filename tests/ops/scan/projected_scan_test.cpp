@@ -54,7 +54,8 @@ Function reference_of(const Case& c) {
 BASED_ON_EVERY_DEVICE(ProjectedScans);
 
 TEST_P(ProjectedScans, EqualTheDoubleReference) {
-  for (const Case& c : {Case{{37, 1, 90}}, Case{{64}, 40, 5, 8, 3, false}, Case{{20, 9}, 6, 2, 4, 4, true, at::kFloat}, Case{{}}}) {
+  for (const Case& c : {Case{{37, 1, 90}}, Case{{64}, 40, 5, 8, 3, false}, Case{{20, 9}, 6, 2, 4, 4, true, at::kFloat},
+                        Case{{64, 3}, 40, 5, 8, 3, false, at::kFloat}, Case{{}}}) {
     const NanFilledMemory nan_filled;
     const vector<Tensor> exact = make_inputs(c);
     const auto expected = reference_of(c)(exact);
@@ -68,6 +69,24 @@ TEST_P(ProjectedScans, EqualTheDoubleReference) {
     const auto actual = gradients(op, typed, typed_cotangents);
     for (size_t i = 0; i < exact.size(); ++i)
       EXPECT_TRUE(close(actual[i], expected_gradients[i], tolerance, 2e-2)) << "gradient " << i << " of " << exact[0].sizes();
+  }
+}
+
+// A gradient that is wanted does not depend on which others are.
+TEST_P(ProjectedScans, HaveGradientsOfEachWeightAlone) {
+  for (const bool conv_bias : {true, false}) {
+    const Case c{{40}, 16, 3, 8, 4, conv_bias, at::kFloat};
+    const vector<Tensor> exact = make_inputs(c);
+    vector<Tensor> all;
+    for (const Tensor& x : exact) all.push_back(x.to(at::kFloat).to(GetParam()).requires_grad_());
+    const Tensor y = function_of(c)(all)[0], cotangent = at::ones_like(y);
+    const auto expected = torch::autograd::grad({y}, all, {cotangent});
+    for (size_t wanted = 0; wanted < all.size(); ++wanted) {
+      vector<Tensor> some;
+      for (size_t i = 0; i < all.size(); ++i) some.push_back(all[i].detach().requires_grad_(i == wanted));
+      const auto found = torch::autograd::grad({function_of(c)(some)[0]}, {some[wanted]}, {cotangent});
+      EXPECT_TRUE(same_bits(found[0], expected[wanted])) << "input " << wanted << (conv_bias ? "" : " without a bias");
+    }
   }
 }
 
