@@ -157,7 +157,7 @@ class BpeTokenizer::CachePool {
 
 BpeTokenizer::BpeTokenizer(Vocabulary vocabulary)
     : Tokenizer(std::move(vocabulary)),
-      added_(this->vocabulary()),
+      added_(this->vocabulary(), this->vocabulary().added),
       merger_(std::make_unique<Merger>(this->vocabulary())),
       caches_(std::make_unique<CachePool>()) {}
 
@@ -171,13 +171,7 @@ void BpeTokenizer::encode_text(std::string_view text, std::vector<int32_t>& ids)
     text = normalized;
   }
   std::unique_ptr<PretokenCache> cache = caches_->take();
-  size_t at = 0;
-  while (const auto match = added_.find(text, at)) {
-    encode_pieces(text.substr(at, match->at - at), *cache, ids);
-    ids.push_back(match->id);
-    at = match->at + match->size;
-  }
-  encode_pieces(text.substr(at), *cache, ids);
+  added_.split(text, ids, [&](std::string_view rest) { encode_pieces(rest, *cache, ids); });
   caches_->give_back(std::move(cache));
 }
 

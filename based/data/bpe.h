@@ -3,7 +3,6 @@
 #pragma once
 #include <memory>
 
-#include "based/data/added_tokens.h"
 #include "based/data/tokenizer.h"
 
 namespace based {
@@ -24,7 +23,7 @@ class BpeTokenizer final : public Tokenizer {
   class CachePool;
   void encode_pieces(std::string_view text, PretokenCache& cache, std::vector<int32_t>& ids) const;
 
-  AddedTokens added_;
+  TokenFinder added_;
   std::unique_ptr<Merger> merger_;
   std::unique_ptr<CachePool> caches_;
 };

@@ -11,7 +11,7 @@
 namespace based {
 namespace {
 
-// Below this code no character decomposes into characters that compose otherwise, and none is the second part of a composed pair.
+// A text of characters below this code is in form C: each composes again from its parts, and none is the second part of a pair.
 constexpr char32_t kFirstChanged = 0x300;
 constexpr unsigned char kFirstChangedLead = 0xcc;  // its first byte in UTF-8
 
@@ -19,17 +19,14 @@ constexpr unsigned char kFirstChangedLead = 0xcc;  // its first byte in UTF-8
 constexpr char32_t kSyllables = 0xac00, kLeads = 0x1100, kVowels = 0x1161, kTrails = 0x11a7;
 constexpr char32_t kLeadCount = 19, kVowelCount = 21, kTrailCount = 28, kSyllableCount = kLeadCount * kVowelCount * kTrailCount;
 
-struct Parts {
-  char32_t first = 0, second = 0;
-};
 struct Tables {
-  std::unordered_map<char32_t, Parts> parts;
-  std::unordered_map<uint64_t, char32_t> wholes;  // by pair_of()
+  std::unordered_map<char32_t, Decomposition> parts;  // by `whole`
+  std::unordered_map<uint64_t, char32_t> wholes;      // by pair_of()
 
   static uint64_t pair_of(char32_t first, char32_t second) { return uint64_t{first} << 32 | second; }
   Tables() {
     for (const auto& table : {composed_pairs(), other_pairs(), singletons()})
-      for (const Decomposition& d : table) parts[d.whole] = {d.first, d.second};
+      for (const Decomposition& d : table) parts[d.whole] = d;
     for (const Decomposition& d : composed_pairs()) wholes[pair_of(d.first, d.second)] = d.whole;
   }
 };

@@ -57,7 +57,8 @@ size_t unfinished_bytes(std::string_view text) {
 
 }  // namespace
 
-Tokenizer::Tokenizer(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)), hash_(hash_of(vocabulary_)) {}
+Tokenizer::Tokenizer(Vocabulary vocabulary)
+    : vocabulary_(std::move(vocabulary)), specials_(vocabulary_, vocabulary_.specials), hash_(hash_of(vocabulary_)) {}
 
 bool Tokenizer::is_special(int32_t id) const { return std::binary_search(vocabulary_.specials.begin(), vocabulary_.specials.end(), id); }
 
@@ -75,28 +76,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Specials specials)
     encode_text(text, ids);
     return ids;
   }
-  // The next occurrence of each special token. If several start at the same place, the longest is taken.
-  std::vector<size_t> next(vocabulary_.specials.size(), 0);
-  for (size_t at = 0;;) {
-    size_t first = std::string_view::npos;
-    int32_t found = -1;
-    for (size_t i = 0; i < next.size(); ++i) {
-      const std::string& token = vocabulary_.tokens[static_cast<size_t>(vocabulary_.specials[i])];
-      if (next[i] != std::string_view::npos && (at == 0 || next[i] < at)) next[i] = text.find(token, at);
-      const bool longer = next[i] == first && found >= 0 && token.size() > token_bytes(found).size();
-      if (next[i] < first || longer) {
-        first = next[i];
-        found = vocabulary_.specials[i];
-      }
-    }
-    if (found < 0) {
-      encode_text(text.substr(at), ids);
-      return ids;
-    }
-    encode_text(text.substr(at, first - at), ids);
-    ids.push_back(found);
-    at = first + token_bytes(found).size();
-  }
+  specials_.split(text, ids, [&](std::string_view rest) { encode_text(rest, ids); });
+  return ids;
 }
 
 std::string_view Tokenizer::token_bytes(int32_t id) const {

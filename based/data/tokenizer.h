@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "based/data/token_finder.h"
 #include "based/data/vocabulary.h"
 
 namespace based {
@@ -49,6 +50,7 @@ class Tokenizer {
 
  private:
   Vocabulary vocabulary_;
+  TokenFinder specials_;
   uint64_t hash_ = 0;
 };
 

@@ -20,7 +20,7 @@ struct Vocabulary {
   std::vector<std::string> tokens;  // the bytes of every id
   std::vector<Merge> merges;        // in order of priority
   std::vector<int32_t> specials;    // ascending; no merge produces or uses them
-  std::vector<int32_t> added{};     // ascending; found in every text before the text is cut (added_tokens.h)
+  std::vector<int32_t> added{};     // ascending; found in every text before the text is cut (token_finder.h)
   bool nfc = false;                 // whether the encoder normalizes to form C first (nfc.h)
 };
 

@@ -90,9 +90,6 @@ std::vector<size_t> printed_slices(const LanguageSummary& summary, const std::ve
 
 std::string at_most(int64_t threshold) { return " (≤ " + std::to_string(threshold) + ")"; }
 
-// For each card the names of the rows that were trained on it.
-using ByCard = std::map<std::string, std::set<std::string>>;
-
 class MainTable {
  public:
   MainTable(const LanguageSummary& summary, const std::vector<LanguagePoint>& points)
@@ -182,6 +179,9 @@ class MainTable {
   double base_all_ = 0;  // the paper's perplexity of the base row; 0: none
   TextTable table_;
 };
+
+// For each card a set of names: of the rows that were trained on it, or of the seeds.
+using ByCard = std::map<std::string, std::set<std::string>>;
 
 std::map<int64_t, ByCard> rows_by_seed_and_card(const std::vector<LanguagePoint>& points) {
   std::map<int64_t, ByCard> rows;

@@ -127,7 +127,8 @@ ScanGradients backward(const Tensor& grad_y, const OptionalTensor& grad_state, c
   to.forward = launch.arguments;
   to.forward.chunk_states = written<float>(kept);
   to.grad_y = data(cotangent), to.grad_state = pointer<float>(state_cotangent);
-  to.grad_x = written_data(grad_x), to.grad_dt = written_data(grad_dt), to.grad_z = z ? written_data(grad_z) : nullptr;
+  to.grad_x = written_data(grad_x), to.grad_dt = written_data(grad_dt), to.grad_z = z ? written_data(grad_z) : nullptr,
+  to.grad_z_stride = x.size(1);
   to.grad_B = written_data(grad_B), to.grad_C = written_data(grad_C);
   to.grad_A_log = floats(grad_A_log), to.grad_D = floats(grad_D), to.grad_dt_bias = floats(grad_dt_bias);
   to.grad_initial_state = floats(grad_initial);

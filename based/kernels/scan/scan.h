@@ -48,14 +48,14 @@ struct SelectiveScanBackward {
   const float* grad_state = nullptr;    // gradient of the final state, [rows, channels, state_size], or null
   void* grad_x = nullptr;               // [tokens, channels], contiguous
   void* grad_dt = nullptr;              // [tokens, channels], contiguous
-  void* grad_z = nullptr;               // [tokens, channels]; null if there is no gate
+  void* grad_z = nullptr;               // [tokens, channels], rows grad_z_stride apart; null if there is no gate
   void* grad_B = nullptr;               // [tokens, groups, state_size], contiguous
   void* grad_C = nullptr;               // [tokens, groups, state_size], contiguous
   float* grad_A_log = nullptr;          // [channels, state_size]
   float* grad_D = nullptr;              // [channels], or null
   float* grad_dt_bias = nullptr;        // [channels], or null
   float* grad_initial_state = nullptr;  // [rows, channels, state_size], or null
-  int64_t grad_z_stride = 0;            // elements from one token's gradient of z to the next; 0: channels
+  int64_t grad_z_stride = 0;
 };
 
 namespace cpu {

@@ -66,8 +66,8 @@ RunResult one_chunk(const SumsOfRun& in) {
   return out;
 }
 
-// The same for several chunks, the last one padded by zeros, all products of a kind in one call. The state before a chunk is a cumulative
-// sum of the chunks' additions.
+// The same for several chunks, the last one padded by zeros, all products of a kind in one call, since those of one chunk do not fill a
+// GPU. The state before a chunk is a cumulative sum of the chunks' additions.
 RunResult chunks_at_once(const SumsOfRun& in) {
   const int64_t length = in.q.size(2), chunks = (length + kLinearAttentionChunk - 1) / kLinearAttentionChunk;
   const int64_t padding = chunks * kLinearAttentionChunk - length;

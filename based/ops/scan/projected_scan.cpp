@@ -23,7 +23,7 @@ struct Projected {
 };
 
 // One gradient for the whole layer. With a gradient for each operator, those of x and z would be copied into one tensor, and the two
-// gradients of u would be added in a pass of their own: 3 % of a training step.
+// gradients of u would be added in a pass of their own (docs/lab/models.md has the times).
 struct ProjectedScanFunction : torch::autograd::Function<ProjectedScanFunction> {
   // The optional tensor is the last one: needs_input_grad() does not count an absent one.
   enum Input { kXz, kConvWeight, kXWeight, kDtWeight, kALog, kD, kDtBias, kCuSeqlens, kConvBias, kInputs };

@@ -89,7 +89,8 @@ void time_forward_backward(Report& report, const std::string& headline, int64_t 
                of_D(channels * 4), of_dt_bias(channels * 4);
   kernels::SelectiveScanBackward b;
   b.forward = p.arguments(), b.forward.chunk_states = chunks.as<float>();
-  b.grad_y = g.as(), b.grad_x = of_x.as(), b.grad_dt = of_dt.as(), b.grad_z = of_z.as(), b.grad_B = of_B.as(), b.grad_C = of_C.as();
+  b.grad_y = g.as(), b.grad_x = of_x.as(), b.grad_dt = of_dt.as(), b.grad_z = of_z.as(), b.grad_z_stride = channels, b.grad_B = of_B.as(),
+  b.grad_C = of_C.as();
   b.grad_A_log = of_A_log.as<float>(), b.grad_D = of_D.as<float>(), b.grad_dt_bias = of_dt_bias.as<float>();
   const Buffer scratch(gpu::selective_scan_backward_scratch(b));
   const double ms = median_ms(1, [&](int, cudaStream_t stream) {

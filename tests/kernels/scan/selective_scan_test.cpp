@@ -167,7 +167,7 @@ struct Gradients {
     Buffer grad_y(p.c.dtype, p.grad_y), grad_state(DType::f32, p.grad_state);
     b.forward = m.parameters(p);
     b.grad_y = grad_y.data(), b.grad_x = x.data(), b.grad_dt = dt.data(), b.grad_B = B.data(), b.grad_C = C.data();
-    if (p.c.gate) b.grad_z = z.data();
+    if (p.c.gate) b.grad_z = z.data(), b.grad_z_stride = p.c.channels;
     b.grad_A_log = A_log.floats(), b.grad_D = D.floats(), b.grad_dt_bias = dt_bias.floats();
     if (p.c.state) b.grad_state = grad_state.floats(), b.grad_initial_state = initial.floats();
     Buffer scratch(DType::f32, (cpu::selective_scan_backward_scratch(b) + 3) / 4);

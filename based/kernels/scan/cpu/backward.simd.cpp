@@ -100,8 +100,7 @@ class Backward {
       Vec grad = token_at<T>(b_.grad_y, token, p_.channels, channel, n);
       if (p_.z) {
         const Vec z = token_at<T>(p_.z, token, p_.z_stride, channel, n), gate = sigmoid(z);
-        const int64_t stride = b_.grad_z_stride == 0 ? p_.channels : b_.grad_z_stride;
-        store_some(static_cast<T*>(b_.grad_z) + token * stride + channel, grad * sum * silu_slope(z, gate), n);
+        store_some(static_cast<T*>(b_.grad_z) + token * b_.grad_z_stride + channel, grad * sum * silu_slope(z, gate), n);
         grad *= z * gate;
       }
       values_[t] = {x, raw, step, grad};

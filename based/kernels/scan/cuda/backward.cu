@@ -526,10 +526,8 @@ int64_t selective_scan_backward_scratch(const SelectiveScanBackward& b) {
 
 bool selective_scan_backward_takes(const SelectiveScan& p) { return shared_bytes(Plan(p)) <= block_shared_memory(); }
 
-Status selective_scan_backward(const SelectiveScanBackward& arguments, void* scratch, Queue queue) {
-  SelectiveScanBackward b = arguments;
+Status selective_scan_backward(const SelectiveScanBackward& b, void* scratch, Queue queue) {
   const SelectiveScan& p = b.forward;
-  if (b.grad_z_stride == 0) b.grad_z_stride = p.channels;
   if (const Status status = check_scan(p); !status.ok()) return status;
   if (p.channels == 0) return {};
   if (!selective_scan_backward_takes(p))

@@ -11,12 +11,11 @@ namespace based::kernels::cuda::detail {
 namespace taylor_mma {
 namespace {
 
-// Scratch of the kernels.
-// At 24, 64 columns spill 1.2 KB a thread (0.425 ms instead of 0.393 for the gradients of 4 rows of 2,048 tokens on an H200) and take more
-// than 99 KB of shared memory.
+// At 24, 64 columns need more registers than a thread has, and more than 99 KB of shared memory; docs/lab/taylor.md has their times.
 template <int kDim>
 using GradientShape = Shape<kDim, kDim <= 16 ? 64 : 32>;
 
+// Scratch of the kernels.
 struct Workspace {
   Plan plan;
   bf16* dn;        // [tokens, heads, head_dim]

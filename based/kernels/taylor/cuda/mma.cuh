@@ -1,6 +1,6 @@
 // Shared parts of the Taylor kernels that use mma.sync and cp.async, for any GPU from sm_80: bf16, feature_dim 8, 16, 24 or 32, with or
-// without decay. One block of eight warps processes chunks of 128 tokens of one head and a slice of up to 64 or 32 columns of the head
-// dimension. docs/kernels/taylor-attention.md describes the algorithm.
+// without decay. One block of eight warps processes chunks of 128 tokens of one head and a slice of up to kWidth (64 or 32) columns of
+// the head dimension. docs/kernels/taylor-attention.md describes the algorithm.
 //
 // Feature groups. Features come in groups of eight columns. With d = feature_dim, and n the column within a group:
 //   (d/8)·(d/2) groups (b, o), o < d/2:   x_c · x_{(c + o) mod d},  c = 8b + n    (every pair at cyclic distance o < d/2, once)

@@ -195,7 +195,7 @@ void verify(Report& report, const Scan& s) {
   kernels::SelectiveScanBackward b;
   b.forward = kept;
   b.grad_y = m.g.as(), b.grad_x = grad_x.as(), b.grad_dt = grad_dt.as(), b.grad_B = grad_B.as(), b.grad_C = grad_C.as();
-  if (s.gate) b.grad_z = grad_z.as();
+  if (s.gate) b.grad_z = grad_z.as(), b.grad_z_stride = s.channels;
   b.grad_A_log = grad_A_log.as<float>(), b.grad_D = grad_D.as<float>(), b.grad_dt_bias = grad_dt_bias.as<float>();
   if (s.state) b.grad_state = m.g_state.as<float>(), b.grad_initial_state = grad_state.as<float>();
   const Buffer scratch(gpu::selective_scan_backward_scratch(b));
