@@ -3,6 +3,7 @@
 #include "based/core/hash.h"
 #include "based/eval/left_pad.h"
 #include "based/eval/request_tokens.h"
+#include "based/models/tensor_view.h"
 
 namespace based {
 namespace {
@@ -131,7 +132,7 @@ uint64_t ScorerModel::block_bytes() const { return model_.model->device().is_cud
 Json ScorerModel::description() const {
   Json json{{"model", model_.hash},
             {"tokenizer", hex(model_.tokenizer->hash())},
-            {"dtype", c10::toString(model_.model->dtype())},
+            {"dtype", float_type_name(model_.model->dtype())},
             {"device", model_.model->device().is_cuda() ? "cuda" : "cpu"},
             {"max_length", max_length_},
             {"invariant", options_.invariant},
