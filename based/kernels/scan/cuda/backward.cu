@@ -125,7 +125,7 @@ struct Thread {
   static constexpr int kChannels = kThreads / kLanes;
   const SelectiveScanBackward& b;
   const SelectiveScan& p;
-  const Plan plan;
+  const Plan& plan;
   const ScanPlace place;
   const int lane = threadIdx.x % 32 / kLaneDistance, column = threadIdx.x / 32 * kLaneDistance + threadIdx.x % kLaneDistance;
   const int64_t row_begin, row_end, channel;
@@ -141,10 +141,10 @@ struct Thread {
   float bias = 0, skip = 0, skip_grad = 0, bias_grad = 0;
   int passes_done = 0;  // over all tiles
 
-  __device__ __forceinline__ Thread(const SelectiveScanBackward& params, float* partial, char* memory)
+  __device__ __forceinline__ Thread(const SelectiveScanBackward& params, const Plan& launch, float* partial, char* memory)
       : b(params),
         p(params.forward),
-        plan(p),
+        plan(launch),
         place(p, kChannels),
         row_begin(p.row_start[place.row]),
         row_end(p.row_start[place.row + 1]),
@@ -236,11 +236,11 @@ struct Thread {
 // Gradients of x, dt and z, and partial sums of the other gradients. A block processes one row and kThreads / kLanes channels.
 template <typename T, int kThreads>
 __global__ void __launch_bounds__(kThreads, 512 / kThreads)
-    scan_backward(const __grid_constant__ SelectiveScanBackward b, float* bc_sums, float* row_sums) {
+    scan_backward(const __grid_constant__ SelectiveScanBackward b, const __grid_constant__ Plan plan, float* bc_sums, float* row_sums) {
   extern __shared__ __align__(16) char memory[];
   overlap_kernels();
   const SelectiveScan& p = b.forward;
-  Thread<T, kThreads> thread(b, bc_sums, memory);
+  Thread<T, kThreads> thread(b, plan, bc_sums, memory);
   SharedStorage<kThreads>& shared = thread.shared;
 
   // Load the parameters and the gradient of the row's last state.
@@ -503,7 +503,7 @@ Status launch_main(const SelectiveScanBackward& b, const Plan& plan, float* bc_s
   auto* kernel = scan_backward<T, kThreads>;
   const int64_t bytes = shared_bytes<kThreads>(plan), blocks = b.forward.rows * b.forward.groups * plan.blocks;
   if (const Status status = status_of(allow_shared_memory(kernel, static_cast<int>(bytes))); !status.ok()) return status;
-  return launch_overlapped(kernel, {static_cast<unsigned>(blocks), kThreads, bytes}, queue, b, bc_sums, row_sums);
+  return launch_overlapped(kernel, {static_cast<unsigned>(blocks), kThreads, bytes}, queue, b, plan, bc_sums, row_sums);
 }
 template <typename T>
 Status launch_backward(const SelectiveScanBackward& b, const Plan& plan, float* bc_sums, float* row_sums, Queue queue) {
