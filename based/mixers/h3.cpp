@@ -16,7 +16,6 @@
 #include "based/mixers/kit/wide_parameters.h"
 #include "based/ops/conv/diagonal_filter.h"
 #include "based/ops/conv/gated_long_conv.h"
-#include "based/ops/conv/long_conv.h"
 #include "based/ops/conv/short_conv.h"
 #include "based/ops/framework/arguments.h"
 #include "based/ops/framework/rows.h"
@@ -95,28 +94,6 @@ class DiagonalModel : public WideParameters {
   // The impulse response [groups, count], count ≥ 1, in fp32 (fp64 for fp64 models). Tap 0 weighs the current token.
   Tensor filter(int64_t count) const { return ops::diagonal_filter(model(), count); }
 
-  // u and y [tokens, channels] in the state's type. `state` [rows, 2, poles, channels] is the state before each row and becomes the state
-  // after it.
-  Tensor run(const Tensor& u, const Sequences& rows, Tensor& state) const {
-    const int64_t piece = std::clamp<int64_t>(rows.max_length(), 1, kPiece);
-    const Powers powers = make_powers(ops::discretised(model()), piece, u.scalar_type());
-    std::vector<Tensor> outputs, states;
-    for (const ops::Run& run : ops::equal_runs(rows.starts())) {
-      const Tensor inputs = ops::tokens_of(u, run);
-      Tensor h = state.narrow(0, run.first_row, run.rows);
-      std::vector<Tensor> pieces;
-      for (int64_t at = 0; at < run.length; at += piece) {
-        const Tensor part = inputs.narrow(1, at, std::min(piece, run.length - at));
-        pieces.push_back(ops::long_conv_of_batch(part, powers.filter) + response(h, part.size(1), powers));
-        h = advance(h, part, powers);
-      }
-      if (!pieces.empty()) outputs.push_back(torch::cat(pieces, 1).flatten(0, 1));
-      states.push_back(h);
-    }
-    if (!states.empty()) state = torch::cat(states);
-    return ops::join(outputs, u.sizes(), u.options());
-  }
-
   // One token for each of the state's rows: u and y [rows, channels].
   Tensor step(const Tensor& u, Tensor& state) const {
     const StepFactors f = step_factors_cache_.get(*this, [&] { return step_factors(u.scalar_type()); });
@@ -126,7 +103,44 @@ class DiagonalModel : public WideParameters {
     return ordered_sum(f.c * next - f.c_im * next_im) + f.d * u;
   }
 
-  static constexpr int64_t kPiece = 1024;  // bounds the memory of `Powers`
+  // The factors that process one piece of a sequence, in the type of sums. Real and imaginary parts are concatenated.
+  struct Powers {
+    Tensor read;   // [groups, 2 · poles, piece + 1]: maps the state h = (Re, Im) to Re(c a^t h)
+    Tensor write;  // [groups, piece, 2 · poles]: b a^{piece−1−t}, an input's share of the state after the piece
+    Tensor decay;  // complex [groups, poles, piece + 1]: a^t
+    int64_t piece() const { return write.size(1); }
+  };
+  // For rows of at most max_length tokens.
+  Powers powers(int64_t max_length) const {
+    constexpr int64_t kPiece = 1024;  // bounds the memory of the factors
+    const int64_t piece = std::clamp<int64_t>(max_length, 1, kPiece);
+    const ops::DiscretePoles poles = ops::discretised(model());
+    const at::ScalarType type = ops::sum_type(log_dt_);
+    const Tensor decay = poles.powers(piece + 1);
+    const Tensor read = poles.c.unsqueeze(-1) * decay, write = (poles.b.unsqueeze(-1) * decay.narrow(2, 0, piece)).flip(2);
+    return {torch::cat({torch::real(read), -torch::imag(read)}, 1).to(type),
+            torch::cat({torch::real(write), torch::imag(write)}, 1).to(type).transpose(1, 2), decay};
+  }
+
+  // What the states h [rows, 2, poles, channels] before `length` ≤ piece tokens contribute to their outputs: [rows, length, channels].
+  Tensor response(const Tensor& h, int64_t length, const Powers& powers) const {
+    const Tensor by_group = h.unflatten(3, {groups_, copies_}).permute({3, 0, 4, 1, 2}).reshape({groups_, -1, 2 * poles_});
+    const Tensor y = torch::matmul(by_group, powers.read.narrow(2, 1, length));
+    return y.view({groups_, h.size(0), copies_, length}).permute({1, 3, 0, 2}).flatten(2);
+  }
+  // The states that inputs u [rows, length ≤ piece, channels] leave behind, from zero.
+  Tensor written(const Tensor& u, const Powers& powers) const {
+    const int64_t rows = u.size(0), length = u.size(1);
+    const Tensor by_group = u.unflatten(2, {groups_, copies_}).permute({2, 0, 3, 1}).reshape({groups_, rows * copies_, length});
+    const Tensor sums = torch::matmul(by_group, powers.write.narrow(1, powers.piece() - length, length));
+    return sums.view({groups_, rows, copies_, 2, poles_}).permute({1, 3, 4, 0, 2}).flatten(3);
+  }
+  // The states h after `length` ≤ piece tokens without inputs.
+  Tensor decayed(const Tensor& h, int64_t length, const Powers& powers) const {
+    const Tensor decay = powers.decay.select(2, length).t().repeat_interleave(copies_, 1);
+    const Tensor re = torch::real(decay).to(h.scalar_type()), im = torch::imag(decay).to(h.scalar_type());
+    return torch::stack({re * h.select(1, 0) - im * h.select(1, 1), re * h.select(1, 1) + im * h.select(1, 0)}, 1);
+  }
 
  private:
   ops::DiagonalPoles model() const { return {log_dt_, log_decay_, frequency_, b_, c_, d_}; }
@@ -140,42 +154,6 @@ class DiagonalModel : public WideParameters {
     const auto spread = [&](const Tensor& value) { return value.to(type).t().repeat_interleave(copies_, 1).contiguous(); };
     return {spread(torch::real(model.a)), spread(torch::imag(model.a)), spread(torch::real(model.b)),          spread(torch::imag(model.b)),
             spread(torch::real(model.c)), spread(torch::imag(model.c)), d_.to(type).repeat_interleave(copies_)};
-  }
-
-  // The factors that process one piece of a sequence, in the accumulation type. Real and imaginary parts are concatenated.
-  struct Powers {
-    Tensor read;    // [groups, 2 · poles, piece + 1]: maps the state h = (Re, Im) to Re(c a^t h)
-    Tensor write;   // [groups, piece, 2 · poles]: b a^{piece−1−t}, an input's share of the state after the piece
-    Tensor decay;   // complex [groups, poles, piece + 1]: a^t
-    Tensor filter;  // [channels, piece]: the impulse response
-  };
-  Powers make_powers(const ops::DiscretePoles& poles, int64_t piece, at::ScalarType type) const {
-    const Tensor decay = poles.powers(piece + 1);
-    const Tensor read = poles.c.unsqueeze(-1) * decay, write = (poles.b.unsqueeze(-1) * decay.narrow(2, 0, piece)).flip(2);
-    Powers powers;
-    powers.read = torch::cat({torch::real(read), -torch::imag(read)}, 1).to(type);
-    powers.write = torch::cat({torch::real(write), torch::imag(write)}, 1).to(type).transpose(1, 2);
-    powers.decay = decay;
-    powers.filter = filter(piece).repeat_interleave(copies_, 0);
-    return powers;
-  }
-
-  // The state's contribution to the next `length` tokens: [rows, length, channels].
-  Tensor response(const Tensor& h, int64_t length, const Powers& powers) const {
-    const Tensor by_group = h.unflatten(3, {groups_, copies_}).permute({3, 0, 4, 1, 2}).reshape({groups_, -1, 2 * poles_});
-    const Tensor y = torch::matmul(by_group, powers.read.narrow(2, 1, length));
-    return y.view({groups_, h.size(0), copies_, length}).permute({1, 3, 0, 2}).flatten(2);
-  }
-
-  // The state after the inputs, from `h`.
-  Tensor advance(const Tensor& h, const Tensor& inputs, const Powers& powers) const {
-    const int64_t rows = inputs.size(0), length = inputs.size(1);
-    const Tensor by_group = inputs.unflatten(2, {groups_, copies_}).permute({2, 0, 3, 1}).reshape({groups_, rows * copies_, length});
-    const Tensor sums = torch::matmul(by_group, powers.write.narrow(1, powers.write.size(1) - length, length));
-    const Tensor last = sums.view({groups_, rows, copies_, 2, poles_}).permute({1, 3, 4, 0, 2}).flatten(3);
-    const Tensor decay = powers.decay.select(2, length).t().repeat_interleave(copies_, 1);
-    const Tensor re = torch::real(decay).to(h.scalar_type()), im = torch::imag(decay).to(h.scalar_type());
-    return last + torch::stack({re * h.select(1, 0) - im * h.select(1, 1), re * h.select(1, 1) + im * h.select(1, 0)}, 1);
   }
 
   int64_t groups_, poles_, copies_;
@@ -203,7 +181,7 @@ class H3 final : public Mixer {
     const Tensor k = ops::gated_long_conv({}, k_proj_->forward(x), {}, shift_->taps(), pass.rows().starts());
     const Tensor filter = diagonal_->filter(std::max<int64_t>(1, pass.rows().max_length()));
     const Tensor y = ops::gated_long_conv(q_proj_->forward(x), k, v_proj_->forward(x), filter, pass.rows().starts());
-    // Permutes o_proj's columns to the order of y's channels; see output().
+    // Permutes o_proj's columns to the order of y's channels; see in_output_order().
     const Tensor weight = o_proj_->weight().view({d_model_, config_.head_dim, heads_}).transpose(1, 2).reshape({d_model_, d_model_});
     return ops::linear(y, weight, o_proj_->bias());
   }
@@ -226,13 +204,30 @@ class H3 final : public Mixer {
            (2.0 * static_cast<double>(config_.d_state) + static_cast<double>(config_.head_dim) * (long_convolution_flops(tokens) + 2));
   }
 
+  // The inputs of the pass go through the long convolution of forward(), which never makes the outer products of keys and values. These are
+  // made for the states after the pass only.
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
+    const Tensor q = q_proj_->forward(x), v = v_proj_->forward(x);
     const Tensor k = ops::short_conv_prefill(k_proj_->forward(x), shift_filter(x), {}, {}, /*silu=*/false, pass.cu_seqlens(),
                                              state["shift"], pass.slots());
-    Tensor h = state["diagonal"].index_select(0, pass.slots());
-    const Tensor y = diagonal_->run(products(x, k), pass.rows(), h);
-    state.put("diagonal", pass.slots(), h);
-    return output(x, y);
+    const int64_t longest = std::max<int64_t>(1, pass.rows().max_length());
+    Tensor y = ops::gated_long_conv(q, k, v, diagonal_->filter(longest), pass.rows().starts());
+    const DiagonalModel::Powers powers = diagonal_->powers(longest);
+    std::vector<Tensor> responses;  // to the states before the pass, [tokens of a run, d_model]
+    bool all_new = true;
+    for (const ops::Run& run : ops::equal_runs(pass.rows().starts())) {
+      const Slots slots = pass.slots().narrow(0, run.first_row, run.rows);
+      const auto seen = pass.seen_on_host().begin() + run.first_row;
+      const bool is_new = std::all_of(seen, seen + run.rows, [](int64_t tokens) { return tokens == 0; });
+      const Tensor before = is_new ? Tensor() : state["diagonal"].index_select(0, slots);
+      const Advanced advanced = advance(ops::tokens_of(q, run), ops::tokens_of(k, run), ops::tokens_of(v, run), powers, before);
+      if (advanced.states.defined()) state.put("diagonal", slots, advanced.states);
+      const bool responds = advanced.responses.defined();
+      responses.push_back(responds ? advanced.responses : torch::zeros({run.rows * run.length, d_model_}, sum_options(x)));
+      all_new = all_new && !responds;
+    }
+    if (!all_new) y = (y + torch::cat(responses)).to(x.scalar_type());
+    return o_proj_->forward(in_output_order(y));
   }
 
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
@@ -247,7 +242,8 @@ class H3 final : public Mixer {
       state.put("diagonal", round.slots(), h);
       return y;
     };
-    return output(x, step_in_rounds(pass, {state["diagonal"]}, recur, products(x, k)));
+    const Tensor y = step_in_rounds(pass, {state["diagonal"]}, recur, products(k, v_proj_->forward(x)));
+    return o_proj_->forward(in_output_order(contracted(q_proj_->forward(x), y).to(x.scalar_type())));
   }
 
   bool steps_in_rounds() const override { return true; }
@@ -255,18 +251,39 @@ class H3 final : public Mixer {
  private:
   Tensor shift_filter(const Tensor& x) const { return shift_->filter().to(x.scalar_type()); }
 
-  // k_i v_j of each head, in the accumulation type: [tokens, heads · head_dim · head_dim].
-  Tensor products(const Tensor& x, const Tensor& k) const {
-    const auto by_head = [&](const Tensor& t) { return t.to(ops::sum_type(t)).view({t.size(0), heads_, config_.head_dim}); };
-    return (by_head(k).unsqueeze(3) * by_head(v_proj_->forward(x)).unsqueeze(2)).flatten(1);
+  // [..., heads, head_dim] in the type of sums.
+  Tensor by_head(const Tensor& t) const { return t.to(ops::sum_type(t)).unflatten(-1, {heads_, config_.head_dim}); }
+  // k_i v_j of each head: [..., d_model] -> [..., heads · head_dim · head_dim].
+  Tensor products(const Tensor& k, const Tensor& v) const { return (by_head(k).unsqueeze(-1) * by_head(v).unsqueeze(-2)).flatten(-3); }
+  // Σ_i q_i y_ij of each head: q [tokens, d_model], y [tokens, heads · head_dim · head_dim] -> [tokens, d_model].
+  Tensor contracted(const Tensor& q, const Tensor& y) const {
+    const Tensor read = y.unflatten(1, {heads_, config_.head_dim, config_.head_dim}) * by_head(q).unsqueeze(3);
+    return ordered_sum(read.transpose(1, 2)).flatten(1);
   }
+  // As in the authors' code, the output projection's input channels are [head_dim, heads], with the head as the faster dimension.
+  Tensor in_output_order(const Tensor& y) const { return y.unflatten(1, {heads_, config_.head_dim}).transpose(1, 2).reshape(y.sizes()); }
 
-  // o_proj(Σ_i q_i y_ij). As in the authors' code, its input channels are [head_dim, heads], with j as the slower dimension.
-  Tensor output(const Tensor& x, const Tensor& y) const {
-    const Tensor q = q_proj_->forward(x).to(y.scalar_type()).view({x.size(0), heads_, config_.head_dim, 1});
-    const Tensor read = y.view({x.size(0), heads_, config_.head_dim, config_.head_dim}) * q;
-    const Tensor sums = ordered_sum(read.transpose(1, 2));  // [tokens, heads, head_dim]
-    return o_proj_->forward(sums.transpose(1, 2).reshape(x.sizes()).to(x.scalar_type()));
+  // What rows of tokens make of their states. Undefined without tokens.
+  struct Advanced {
+    Tensor states;     // after them, [rows, 2, poles, channels]
+    Tensor responses;  // what the states before contribute to y, [rows · length, d_model]; undefined if these are zero
+  };
+  // q, k, v [rows, length, d_model]; `before`: the states, undefined if they are zero.
+  Advanced advance(const Tensor& q, const Tensor& k, const Tensor& v, const DiagonalModel::Powers& powers, Tensor before) const {
+    Tensor after;  // of the inputs alone
+    std::vector<Tensor> responses;
+    for (int64_t at = 0; at < q.size(1); at += powers.piece()) {
+      const int64_t count = std::min(powers.piece(), q.size(1) - at);
+      const auto piece = [&](const Tensor& t) { return t.narrow(1, at, count); };
+      const Tensor written = diagonal_->written(products(piece(k), piece(v)), powers);
+      after = after.defined() ? diagonal_->decayed(after, count, powers) + written : written;
+      if (!before.defined()) continue;
+      const Tensor response = diagonal_->response(before, count, powers);
+      responses.push_back(contracted(piece(q).flatten(0, 1), response.flatten(0, 1)).view({q.size(0), count, d_model_}));
+      before = diagonal_->decayed(before, count, powers);
+    }
+    if (responses.empty()) return {after, {}};
+    return {before + after, torch::cat(responses, 1).flatten(0, 1)};
   }
 
   H3Config config_;
