@@ -23,7 +23,7 @@ constexpr size_t kNoParent = std::numeric_limits<size_t>::max();
 }  // namespace
 
 PrefixTree share_prefixes(const std::vector<std::span<const int64_t>>& sequences, const std::vector<int64_t>& most_shared,
-                          int64_t least_saved) {
+                          const SharingCosts& costs) {
   std::vector<size_t> order(sequences.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -51,8 +51,10 @@ PrefixTree share_prefixes(const std::vector<std::span<const int64_t>>& sequences
     for (size_t i = group.begin; i < group.end; ++i) length = std::min(length, most_shared[order[i]]);
     size_t parent = group.parent;
     int64_t parent_length = group.parent_length;
-    const int64_t saved = static_cast<int64_t>(group.end - group.begin - 1) * (length - std::max<int64_t>(parent_length, 1));
-    if (length >= 2 && saved >= std::max<int64_t>(least_saved, 1)) {
+    const auto size = static_cast<int64_t>(group.end - group.begin);
+    const int64_t saved = (size - 1) * (length - std::max<int64_t>(parent_length, 1));
+    const int64_t copies = parent == kNoParent ? size : 1;
+    if (length >= 2 && saved - copies * costs.copy >= std::max<int64_t>(costs.least_saved, 1)) {
       parent = tree.nodes.size();
       parent_length = length;
       (group.parent == kNoParent ? tree.root_nodes : tree.nodes[group.parent].nodes).push_back(parent);

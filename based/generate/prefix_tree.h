@@ -18,10 +18,17 @@ struct PrefixTree {
   std::vector<size_t> root_nodes, root_leaves;
 };
 
+// What sharing must be worth, in tokens that are not read.
+struct SharingCosts {
+  int64_t least_saved = 1;  // by each prefix, compared with its parent, after the copies are paid
+  int64_t copy = 0;         // one copy of a state
+};
+
 // A tree with every sequence as one leaf. A prefix is at most `most_shared[i]` tokens of sequence i, and each sequence must have as many. A
 // state that has read a prefix lacks its last token (generate/sequence.h), so a prefix of n tokens saves n − 1 of them for every sequence
-// but one. Prefixes that save fewer than `least_saved` tokens compared with their parent are left out.
+// but one. It costs one copy for each sequence; where its parent's state would be copied for these anyway, one copy more. Prefixes that are
+// not worth `costs` are left out.
 PrefixTree share_prefixes(const std::vector<std::span<const int64_t>>& sequences, const std::vector<int64_t>& most_shared,
-                          int64_t least_saved);
+                          const SharingCosts& costs);
 
 }  // namespace based

@@ -4,22 +4,24 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "based/core/log.h"
-#include "based/generate/prefix_tree.h"
 #include "based/models/limits.h"
 #include "based/runtime/transfer.h"
 
 namespace based {
 namespace {
 
-// The tokens that the sharing of a prefix must save; 0: nothing is shared. Copying a state takes a CPU about as long as reading a few
-// tokens; a GPU reads hundreds in that time (docs/evaluation.md).
-int64_t least_saved_tokens(const ScorerOptions& options, torch::Device device) {
-  if (!options.fork) return 0;
-  if (options.least_saved > 0) return options.least_saved;
-  return device.is_cpu() ? 8 : 256;
+// A copy of a small state takes a CPU about as long as reading a few tokens; a GPU copies many at a time and reads hundreds of tokens
+// meanwhile (docs/evaluation.md). `one`: the state of one sequence.
+SharingCosts sharing_costs(const ScorerOptions& options, const LanguageModel& model, const ModelState& one) {
+  // A state of a byte a parameter takes as long to copy as so many tokens to read. With 11 layers of H3 it is passed over 15 times.
+  constexpr int64_t kCopiedTokens = 256;
+  if (options.least_saved > 0) return {options.least_saved, 0};
+  const int64_t copy = kCopiedTokens * one.bytes() / std::max<int64_t>(model.parameter_count(), 1);
+  return {model.device().is_cpu() ? 8 : 256, copy};
 }
 
 constexpr int64_t kParallelTokensCpu = 4096, kParallelTokensGpu = 32768;
@@ -31,18 +33,28 @@ int64_t default_batch(torch::Device device, const ModelState& one) {
   return one.grows() ? kLeast : std::clamp(kMostStateBytes / std::max<int64_t>(one.bytes(), 1), kLeast, kMost);
 }
 
+std::vector<size_t> first_indices(size_t count) {
+  std::vector<size_t> indices(count);
+  std::iota(indices.begin(), indices.end(), size_t{0});
+  return indices;
+}
+
+// The prefixes that the requests' contexts share. No costs: none.
+template <class Requests>
+PrefixTree shared_contexts(const Requests& requests, const std::vector<std::span<const int64_t>>& sequences,
+                           const std::optional<SharingCosts>& costs) {
+  if (!costs) return {.nodes = {}, .root_nodes = {}, .root_leaves = first_indices(sequences.size())};
+  std::vector<int64_t> lengths;
+  for (const auto& request : requests) lengths.push_back(static_cast<int64_t>(request.context.size()));
+  return share_prefixes(sequences, lengths, *costs);
+}
+
 // Sends the sequences of a prefix tree through an engine: first the prefixes without a parent, then from each prefix's state those that
 // continue it. The children of the prefix that was read last come first, so that few states are kept at a time.
 class ForkedRun {
  public:
-  ForkedRun(Engine& engine, std::vector<std::span<const int64_t>> sequences, const std::vector<int64_t>& most_shared, int64_t least_saved)
-      : engine_(engine), sequences_(std::move(sequences)) {
-    if (least_saved > 0) {
-      tree_ = share_prefixes(sequences_, most_shared, least_saved);
-    } else {
-      tree_.root_leaves.resize(sequences_.size());
-      std::iota(tree_.root_leaves.begin(), tree_.root_leaves.end(), size_t{0});
-    }
+  ForkedRun(Engine& engine, std::vector<std::span<const int64_t>> sequences, PrefixTree tree)
+      : engine_(engine), sequences_(std::move(sequences)), tree_(std::move(tree)) {
     for (const size_t node : tree_.root_nodes) pending_.push_back({true, node, nullptr});
     for (const size_t leaf : tree_.root_leaves) pending_.push_back({false, leaf, nullptr});
     // The longest first, from the end: short sequences then fill the slots while the last long ones are read.
@@ -138,21 +150,12 @@ double sum_of(const std::vector<float>& values) { return std::accumulate(values.
 
 class ScoringRun final : public ForkedRun {
  public:
-  ScoringRun(Engine& engine, std::span<const ScoreRequest> requests, const std::vector<std::vector<int64_t>>& sequences,
-             int64_t least_saved)
-      : ForkedRun(engine, {sequences.begin(), sequences.end()}, context_lengths(requests), least_saved),
-        scores(requests.size()),
-        requests_(requests) {}
-
-  std::vector<ContinuationScore> scores;  // one for each request
+  // Writes scores[i] of each request i that is a leaf of the tree.
+  ScoringRun(Engine& engine, std::span<const ScoreRequest> requests, std::vector<std::span<const int64_t>> sequences, PrefixTree tree,
+             std::vector<ContinuationScore>& scores)
+      : ForkedRun(engine, std::move(sequences), std::move(tree)), scores_(scores), requests_(requests) {}
 
  private:
-  static std::vector<int64_t> context_lengths(std::span<const ScoreRequest> requests) {
-    std::vector<int64_t> lengths;
-    for (const ScoreRequest& request : requests) lengths.push_back(static_cast<int64_t>(request.context.size()));
-    return lengths;
-  }
-
   void add_leaf(size_t leaf, const SequenceState* state) override {
     const SequenceOptions options{
         .max_tokens = 0, .scores = true, .first_scored = static_cast<int64_t>(requests_[leaf].context.size()), .greedy = true};
@@ -166,7 +169,7 @@ class ScoringRun final : public ForkedRun {
     for (const Engine::Output& output : engine_.step()) {
       const auto found = leaves_.find(output.sequence);
       if (found == leaves_.end()) continue;
-      ContinuationScore& score = scores[found->second];
+      ContinuationScore& score = scores_[found->second];
       score.log_probabilities = engine_.scores(output.sequence);
       const std::vector<uint8_t>& greedy = engine_.greedy(output.sequence);
       score.greedy = std::all_of(greedy.begin(), greedy.end(), [](uint8_t each) { return each != 0; });
@@ -176,15 +179,16 @@ class ScoringRun final : public ForkedRun {
     }
   }
 
+  std::vector<ContinuationScore>& scores_;
   std::span<const ScoreRequest> requests_;
   std::map<int64_t, size_t> leaves_;  // the engine's number of a sequence -> its request
 };
 
 class GenerationRun final : public ForkedRun {
  public:
-  GenerationRun(Engine& engine, const Tokenizer& tokenizer, std::span<const GenerationRequest> requests, int64_t least_saved,
-                const std::string& model)
-      : ForkedRun(engine, context_spans(requests), context_lengths(requests), least_saved),
+  GenerationRun(Engine& engine, const Tokenizer& tokenizer, std::span<const GenerationRequest> requests,
+                const std::optional<SharingCosts>& costs, const std::string& model)
+      : ForkedRun(engine, contexts_of(requests), shared_contexts(requests, contexts_of(requests), costs)),
         texts(requests.size()),
         generator_(engine, tokenizer),
         requests_(requests),
@@ -193,15 +197,10 @@ class GenerationRun final : public ForkedRun {
   std::vector<std::string> texts;  // one for each request
 
  private:
-  static std::vector<std::span<const int64_t>> context_spans(std::span<const GenerationRequest> requests) {
-    std::vector<std::span<const int64_t>> spans;
-    for (const GenerationRequest& request : requests) spans.emplace_back(request.context);
-    return spans;
-  }
-  static std::vector<int64_t> context_lengths(std::span<const GenerationRequest> requests) {
-    std::vector<int64_t> lengths;
-    for (const GenerationRequest& request : requests) lengths.push_back(static_cast<int64_t>(request.context.size()));
-    return lengths;
+  static std::vector<std::span<const int64_t>> contexts_of(std::span<const GenerationRequest> requests) {
+    std::vector<std::span<const int64_t>> contexts;
+    for (const GenerationRequest& request : requests) contexts.emplace_back(request.context);
+    return contexts;
   }
 
   void add_leaf(size_t leaf, const SequenceState* state) override {
@@ -238,7 +237,8 @@ class GenerationRun final : public ForkedRun {
 Scorer::Scorer(LanguageModel& model, const Tokenizer& tokenizer, const ScorerOptions& options)
     : model_(model), tokenizer_(tokenizer), options_(options) {
   try {
-    model_.make_state(1);
+    const ModelState one = model_.make_state(1);
+    if (options_.fork) sharing_ = sharing_costs(options_, model_, one);
   } catch (const Error& error) {
     recurrent_ = false;
     no_state_ = error.what();
@@ -298,12 +298,22 @@ std::vector<ContinuationScore> Scorer::score(std::span<const ScoreRequest> reque
     tokens_ += static_cast<int64_t>(sequences.back().size()) - 1;
   }
   if (requests.empty()) return {};
-  if (!recurrent_) return score_in_parallel(requests, progress);
-  if (!scoring_) scoring_ = make_engine(Steps::plain);
-  ScoringRun scoring(*scoring_, requests, sequences, least_saved_tokens(options_, model_.device()));
-  if (!run(scoring, scoring_, progress)) return {};
-  for (size_t i = 0; i < requests.size(); ++i) scoring.scores[i] = checked(std::move(scoring.scores[i]), requests[i].continuation.size());
-  return std::move(scoring.scores);
+  const std::vector<std::span<const int64_t>> spans(sequences.begin(), sequences.end());
+  PrefixTree tree = shared_contexts(requests, spans, sharing_);
+  std::vector<ContinuationScore> scores(requests.size());
+  int64_t done = 0;
+  if (!recurrent_ || !options_.invariant) {  // a request that shares nothing needs no state
+    const std::vector<size_t> alone = std::exchange(tree.root_leaves, {});
+    if (!score_in_parallel(requests, alone, scores, progress)) return {};
+    for (const size_t i : alone) done += static_cast<int64_t>(sequences[i].size());
+  }
+  if (!tree.root_nodes.empty() || !tree.root_leaves.empty()) {
+    if (!scoring_) scoring_ = make_engine(Steps::plain);
+    ScoringRun scoring(*scoring_, requests, spans, std::move(tree), scores);
+    if (!run(scoring, scoring_, [&](int64_t tokens) { return !progress || progress(done + tokens); })) return {};
+  }
+  for (size_t i = 0; i < requests.size(); ++i) scores[i] = checked(std::move(scores[i]), requests[i].continuation.size());
+  return scores;
 }
 
 std::vector<std::string> Scorer::generate(std::span<const GenerationRequest> requests, const Progress& progress) {
@@ -314,24 +324,22 @@ std::vector<std::string> Scorer::generate(std::span<const GenerationRequest> req
   }
   if (requests.empty()) return {};
   if (!generating_) generating_ = make_engine(Steps::fused);
-  GenerationRun generation(*generating_, tokenizer_, requests, least_saved_tokens(options_, model_.device()), options_.model);
+  GenerationRun generation(*generating_, tokenizer_, requests, sharing_, options_.model);
   if (!run(generation, generating_, progress)) return {};
   return std::move(generation.texts);
 }
 
 // Reads packed rows in batches of bounded size, sorted by length; invariant: each request by itself.
-std::vector<ContinuationScore> Scorer::score_in_parallel(std::span<const ScoreRequest> requests, const Progress& progress) {
+bool Scorer::score_in_parallel(std::span<const ScoreRequest> requests, std::vector<size_t> order, std::vector<ContinuationScore>& scores,
+                               const Progress& progress) {
   const torch::InferenceMode inference;
   const auto device = [this](const std::vector<int64_t>& values) {
     return runtime::to_device(torch::tensor(values, torch::kInt64), model_.device());
   };
-  std::vector<size_t> order(requests.size());
-  std::iota(order.begin(), order.end(), size_t{0});
   const auto length = [&](size_t i) { return requests[i].context.size() + requests[i].continuation.size() - 1; };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return length(a) > length(b); });
   const auto most = static_cast<size_t>(model_.device().is_cuda() ? kParallelTokensGpu : kParallelTokensCpu);
   const size_t most_rows = options_.invariant ? 1 : options_.batch > 0 ? static_cast<size_t>(options_.batch) : order.size();
-  std::vector<ContinuationScore> scores(requests.size());
   int64_t done = 0;
   for (size_t next = 0; next < order.size();) {
     std::vector<int64_t> ids, starts{0}, rows, targets;
@@ -356,14 +364,13 @@ std::vector<ContinuationScore> Scorer::score_in_parallel(std::span<const ScoreRe
       ContinuationScore& score = scores[order[i]];
       score.log_probabilities.assign(value, value + count);
       score.greedy = std::all_of(hit, hit + count, [](uint8_t each) { return each != 0; });
-      score = checked(std::move(score), count);
       value += count, hit += count;
     }
     done += size;
-    if (progress && !progress(done)) return {};
+    if (progress && !progress(done)) return false;
   }
   tokens_read_ += done;
-  return scores;
+  return true;
 }
 
 }  // namespace based

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "based/generate/engine.h"
+#include "based/generate/prefix_tree.h"
 #include "based/generate/text_generator.h"
 
 namespace based {
@@ -16,7 +18,7 @@ namespace based {
 struct ScorerOptions {
   int64_t batch = 0;            // requests that are read at the same time; 0: 8 on the CPU, 64 to 256 on a GPU, as its state's bytes allow
   bool fork = true;             // a shared prefix is read once and its state copied; false: every request is read from its first token
-  int64_t least_saved = 0;      // tokens that the sharing of a prefix must save; 0: 8 on the CPU, 256 on a GPU
+  int64_t least_saved = 0;      // tokens that the sharing of a prefix must save; 0: 8 on the CPU, 256 on a GPU, and by its copies of states
   bool invariant = false;       // a request's bits do not depend on the other requests, nor on `batch` and `fork` (generate/cells.h)
   bool padded_columns = false;  // the softmax and the most likely token include the embedding's padding rows, as published harnesses do
   // The most tokens of a request with its generated tokens; sizes the cache of invariant steps on a GPU for a state that grows.
@@ -47,7 +49,8 @@ class Scorer {
   // Receives the number of tokens of the requests that this call has answered; if it returns false, the call returns nothing.
   using Progress = std::function<bool(int64_t tokens)>;
 
-  // `model` and `tokenizer` must outlive this. A model without a recurrent form scores by its parallel form, without forks.
+  // `model` and `tokenizer` must outlive this. Requests that share no prefix, and those of a model without a recurrent form, are scored by
+  // the parallel form, which needs no state; with `invariant`, by the recurrent form as all others.
   Scorer(LanguageModel& model, const Tokenizer& tokenizer, const ScorerOptions& options);
   ~Scorer();
 
@@ -59,13 +62,15 @@ class Scorer {
 
   bool recurrent() const { return recurrent_; }
   bool forks() const { return options_.fork && recurrent_; }
-  int64_t tokens() const { return tokens_; }            // the tokens of all requests so far; without forks all are read
-  int64_t tokens_read() const { return tokens_read_; }  // by the parallel form
+  int64_t tokens() const { return tokens_; }  // the tokens of all requests so far; without forks all are read
+  int64_t tokens_read() const { return tokens_read_; }
 
  private:
   template <class Run>
   bool run(Run& run, std::unique_ptr<Engine>& engine, const Progress& progress);
-  std::vector<ContinuationScore> score_in_parallel(std::span<const ScoreRequest> requests, const Progress& progress);
+  // Writes scores[i] for each i of `order`. Returns false if `progress` asked to stop.
+  bool score_in_parallel(std::span<const ScoreRequest> requests, std::vector<size_t> order, std::vector<ContinuationScore>& scores,
+                         const Progress& progress);
   ContinuationScore checked(ContinuationScore score, size_t wanted) const;
   std::unique_ptr<Engine> make_engine(Steps steps) const;
 
@@ -73,7 +78,8 @@ class Scorer {
   const Tokenizer& tokenizer_;
   ScorerOptions options_;
   bool recurrent_ = true;
-  std::string no_state_;  // why the model has no recurrent form
+  std::optional<SharingCosts> sharing_;  // none: requests share nothing
+  std::string no_state_;                 // why the model has no recurrent form
   std::unique_ptr<Engine> scoring_, generating_;
   int64_t tokens_ = 0, tokens_read_ = 0;
 };

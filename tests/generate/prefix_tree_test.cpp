@@ -14,8 +14,8 @@ using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 using Ids = std::vector<int64_t>;
 
-PrefixTree tree_of(const std::vector<Ids>& sequences, const std::vector<int64_t>& most_shared, int64_t least_saved = 1) {
-  return share_prefixes({sequences.begin(), sequences.end()}, most_shared, least_saved);
+PrefixTree tree_of(const std::vector<Ids>& sequences, const std::vector<int64_t>& most_shared, int64_t least_saved = 1, int64_t copy = 0) {
+  return share_prefixes({sequences.begin(), sequences.end()}, most_shared, {least_saved, copy});
 }
 
 TEST(PrefixTree, SharesAContextUpToItsEnd) {
@@ -45,6 +45,16 @@ TEST(PrefixTree, LeavesOutPrefixesThatSaveLittle) {
   EXPECT_THAT(tree_of(sequences, {4, 4}, 4).nodes, IsEmpty());
   EXPECT_THAT(tree_of({{1, 2}, {1, 3}}, {1, 1}).nodes, IsEmpty()) << "a state never reads the last token of its prefix";
   EXPECT_THAT(tree_of({}, {}).root_leaves, IsEmpty());
+}
+
+TEST(PrefixTree, LeavesOutPrefixesThatAreNotWorthTheirCopies) {
+  const std::vector<Ids> three{{1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 5, 7}, {1, 2, 3, 4, 5, 8}};  // a prefix of 5 tokens saves 8
+  EXPECT_EQ(tree_of(three, {5, 5, 5}, 2, 2).nodes.size(), 1U) << "three copies cost 6";
+  EXPECT_THAT(tree_of(three, {5, 5, 5}, 3, 2).nodes, IsEmpty());
+  // The inner prefix saves 2 and adds one copy to those of its leaves, which the outer prefix needs anyway.
+  const std::vector<Ids> nested{{1, 2, 3, 4, 5, 6, 8}, {1, 2, 3, 4, 5, 6, 9}, {1, 2, 3, 4, 7}};
+  EXPECT_EQ(tree_of(nested, {6, 6, 4}, 1, 1).nodes.size(), 2U);
+  EXPECT_EQ(tree_of(nested, {6, 6, 4}, 2, 1).nodes.size(), 1U);
 }
 
 TEST(PrefixTree, SharesEqualSequences) {

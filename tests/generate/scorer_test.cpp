@@ -177,6 +177,29 @@ TEST(Scorer, ScoresModelsWithoutARecurrentFormInParallel) {
   }
 }
 
+// H3's state with head_dim 64 is 1 MB here, 20 bytes a parameter.
+TEST(Scorer, ReadsASharedContextAgainWhereItsStateIsLarge) {
+  torch::manual_seed(3);
+  ModelConfig config = find_preset("based-tiny");
+  config.d_model = 64;
+  config.layers = {"h3"};
+  config.mixers = {{"h3", Config::parse_toml("type = \"h3\"\nhead_dim = 64", "test")}};
+  LanguageModel model(config);
+  model.eval();
+  const ByteTokenizer tokenizer;
+  const std::vector<ScoreRequest> requests = some_requests();
+  const std::vector<ContinuationScore> wanted = exact_scores(model, requests);
+  for (const int64_t least_saved : {0, 8}) {
+    Scorer scorer(model, tokenizer, {.least_saved = least_saved});
+    const std::vector<ContinuationScore> got = scorer.score(requests);
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i].log_likelihood / wanted[i].log_likelihood, 1, 1e-4) << i;
+    if (least_saved == 0)
+      EXPECT_EQ(scorer.tokens_read(), scorer.tokens());
+    else
+      EXPECT_LT(scorer.tokens_read(), scorer.tokens()) << "as asked for";
+  }
+}
+
 TEST(Scorer, StopsWhereItIsToldToAndThenStartsAnew) {
   const auto model = distinct_model(torch::kCPU);
   const ByteTokenizer tokenizer;
