@@ -122,13 +122,14 @@ class DiagonalModel : public WideParameters {
             torch::cat({torch::real(write), torch::imag(write)}, 1).to(type).transpose(1, 2), decay};
   }
 
-  // What the states h [rows, 2, poles, channels] before `length` ≤ piece tokens contribute to their outputs: [rows, length, channels].
+  // The contribution of the states h [rows, 2, poles, channels] to the outputs of the next `length` ≤ piece tokens: [rows, length,
+  // channels].
   Tensor response(const Tensor& h, int64_t length, const Powers& powers) const {
     const Tensor by_group = h.unflatten(3, {groups_, copies_}).permute({3, 0, 4, 1, 2}).reshape({groups_, -1, 2 * poles_});
     const Tensor y = torch::matmul(by_group, powers.read.narrow(2, 1, length));
     return y.view({groups_, h.size(0), copies_, length}).permute({1, 3, 0, 2}).flatten(2);
   }
-  // The states that inputs u [rows, length ≤ piece, channels] leave behind, from zero.
+  // The states after inputs u [rows, length ≤ piece, channels], from zero.
   Tensor written(const Tensor& u, const Powers& powers) const {
     const int64_t rows = u.size(0), length = u.size(1);
     const Tensor by_group = u.unflatten(2, {groups_, copies_}).permute({2, 0, 3, 1}).reshape({groups_, rows * copies_, length});
@@ -263,14 +264,14 @@ class H3 final : public Mixer {
   // As in the authors' code, the output projection's input channels are [head_dim, heads], with the head as the faster dimension.
   Tensor in_output_order(const Tensor& y) const { return y.unflatten(1, {heads_, config_.head_dim}).transpose(1, 2).reshape(y.sizes()); }
 
-  // What rows of tokens make of their states. Undefined without tokens.
+  // The results of rows of tokens; undefined without tokens.
   struct Advanced {
     Tensor states;     // after them, [rows, 2, poles, channels]
-    Tensor responses;  // what the states before contribute to y, [rows · length, d_model]; undefined if these are zero
+    Tensor responses;  // contribution to y of the states before them, [rows · length, d_model]; undefined if these are zero
   };
   // q, k, v [rows, length, d_model]; `before`: the states, undefined if they are zero.
   Advanced advance(const Tensor& q, const Tensor& k, const Tensor& v, const DiagonalModel::Powers& powers, Tensor before) const {
-    Tensor after;  // of the inputs alone
+    Tensor after;  // the states after the inputs, from zero
     std::vector<Tensor> responses;
     for (int64_t at = 0; at < q.size(1); at += powers.piece()) {
       const int64_t count = std::min(powers.piece(), q.size(1) - at);
