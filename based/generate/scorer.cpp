@@ -289,49 +289,52 @@ ContinuationScore Scorer::checked(ContinuationScore score, size_t wanted) const 
 
 std::vector<ContinuationScore> Scorer::score(std::span<const ScoreRequest> requests, const Progress& progress) {
   std::vector<std::vector<int64_t>> sequences;
+  int64_t tokens = 0;
   for (const ScoreRequest& request : requests) {
     if (request.context.empty() || request.continuation.empty())
       throw Error("a scored request needs at least one token of context and one of continuation");
     sequences.push_back(joined(request));
     require_positions(model_.config(), static_cast<int64_t>(sequences.back().size()) - 1, options_.model + ": a request");
     require_ids(model_.config(), sequences.back(), options_.model + ": a request");
-    tokens_ += static_cast<int64_t>(sequences.back().size()) - 1;
+    tokens += static_cast<int64_t>(sequences.back().size()) - 1;
   }
   if (requests.empty()) return {};
   const std::vector<std::span<const int64_t>> spans(sequences.begin(), sequences.end());
   PrefixTree tree = shared_contexts(requests, spans, sharing_);
   std::vector<ContinuationScore> scores(requests.size());
-  int64_t done = 0;
-  if (!recurrent_ || !options_.invariant) {  // a request that shares nothing needs no state
-    const std::vector<size_t> alone = std::exchange(tree.root_leaves, {});
-    if (!score_in_parallel(requests, alone, scores, progress)) return {};
-    for (const size_t i : alone) done += static_cast<int64_t>(sequences[i].size());
+  std::optional<int64_t> alone = 0;          // the tokens of the requests that share nothing
+  if (!recurrent_ || !options_.invariant) {  // such a request needs no state
+    alone = score_in_parallel(requests, std::exchange(tree.root_leaves, {}), scores, progress);
+    if (!alone) return {};
   }
   if (!tree.root_nodes.empty() || !tree.root_leaves.empty()) {
     if (!scoring_) scoring_ = make_engine(Steps::plain);
     ScoringRun scoring(*scoring_, requests, spans, std::move(tree), scores);
-    if (!run(scoring, scoring_, [&](int64_t tokens) { return !progress || progress(done + tokens); })) return {};
+    if (!run(scoring, scoring_, [&](int64_t done) { return !progress || progress(*alone + done); })) return {};
   }
+  tokens_ += tokens, tokens_read_ += *alone;
   for (size_t i = 0; i < requests.size(); ++i) scores[i] = checked(std::move(scores[i]), requests[i].continuation.size());
   return scores;
 }
 
 std::vector<std::string> Scorer::generate(std::span<const GenerationRequest> requests, const Progress& progress) {
   if (!recurrent_) throw Error(options_.model + " cannot generate: " + no_state_);
+  int64_t tokens = 0;
   for (const GenerationRequest& request : requests) {
     if (request.context.empty()) throw Error("a generation needs at least one token of context");
-    tokens_ += static_cast<int64_t>(request.context.size()) - 1;
+    tokens += static_cast<int64_t>(request.context.size()) - 1;
   }
   if (requests.empty()) return {};
   if (!generating_) generating_ = make_engine(Steps::fused);
   GenerationRun generation(*generating_, tokenizer_, requests, sharing_, options_.model);
   if (!run(generation, generating_, progress)) return {};
+  tokens_ += tokens;
   return std::move(generation.texts);
 }
 
 // Reads packed rows in batches of bounded size, sorted by length; invariant: each request by itself.
-bool Scorer::score_in_parallel(std::span<const ScoreRequest> requests, std::vector<size_t> order, std::vector<ContinuationScore>& scores,
-                               const Progress& progress) {
+std::optional<int64_t> Scorer::score_in_parallel(std::span<const ScoreRequest> requests, std::vector<size_t> order,
+                                                 std::vector<ContinuationScore>& scores, const Progress& progress) {
   const torch::InferenceMode inference;
   const auto device = [this](const std::vector<int64_t>& values) {
     return runtime::to_device(torch::tensor(values, torch::kInt64), model_.device());
@@ -367,10 +370,9 @@ bool Scorer::score_in_parallel(std::span<const ScoreRequest> requests, std::vect
       value += count, hit += count;
     }
     done += size;
-    if (progress && !progress(done)) return false;
+    if (progress && !progress(done)) return std::nullopt;
   }
-  tokens_read_ += done;
-  return true;
+  return done;
 }
 
 }  // namespace based

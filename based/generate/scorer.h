@@ -62,15 +62,17 @@ class Scorer {
 
   bool recurrent() const { return recurrent_; }
   bool forks() const { return options_.fork && recurrent_; }
-  int64_t tokens() const { return tokens_; }  // the tokens of all requests so far; without forks all are read
+  // The tokens of the requests so far, and the number of these that were read: without forks, all. Calls that `progress` stopped do not
+  // count.
+  int64_t tokens() const { return tokens_; }
   int64_t tokens_read() const { return tokens_read_; }
 
  private:
   template <class Run>
   bool run(Run& run, std::unique_ptr<Engine>& engine, const Progress& progress);
-  // Writes scores[i] for each i of `order`. Returns false if `progress` asked to stop.
-  bool score_in_parallel(std::span<const ScoreRequest> requests, std::vector<size_t> order, std::vector<ContinuationScore>& scores,
-                         const Progress& progress);
+  // Writes scores[i] for each i of `order`. Returns the number of tokens read; none if `progress` asked to stop.
+  std::optional<int64_t> score_in_parallel(std::span<const ScoreRequest> requests, std::vector<size_t> order,
+                                           std::vector<ContinuationScore>& scores, const Progress& progress);
   ContinuationScore checked(ContinuationScore score, size_t wanted) const;
   std::unique_ptr<Engine> make_engine(Steps steps) const;
 

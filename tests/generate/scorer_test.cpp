@@ -205,6 +205,8 @@ TEST(Scorer, StopsWhereItIsToldToAndThenStartsAnew) {
   const ByteTokenizer tokenizer;
   Scorer scorer(*model, tokenizer, {});
   EXPECT_TRUE(scorer.score(some_requests(), [](int64_t) { return false; }).empty());
+  EXPECT_EQ(scorer.tokens(), 0);
+  EXPECT_EQ(scorer.tokens_read(), 0);
   EXPECT_EQ(scorer.score(some_requests()).size(), some_requests().size());
 }
 
