@@ -200,7 +200,8 @@ void add_scoring_options(CommandLine app, Options& options) {
   constexpr int64_t most = int64_t{1} << 20;
   app.add_option(
       "--batch", options.scorer.batch,
-      "requests that are read at the same time; affects only the speed; 0: 8 on the CPU, 64 to 256 on a GPU, as the state's bytes allow",
+      "requests that are read at the same time; affects only the speed; 0: 8 on the CPU, 64 to 256 on a GPU, as the state's bytes allow; "
+      "of requests that share no prefix, as many as have 4,096 tokens, 32,768 on a GPU",
       {0, most});
   app.add_option("--max-length", options.max_length,
                  "tokens that a request may read; longer contexts are cut on the left; 0: the model's positions, or 2,048 without a limit",

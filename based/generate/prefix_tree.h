@@ -18,10 +18,10 @@ struct PrefixTree {
   std::vector<size_t> root_nodes, root_leaves;
 };
 
-// What sharing must be worth, in tokens that are not read.
+// Costs of sharing a prefix, in tokens that could be read in the same time.
 struct SharingCosts {
-  int64_t least_saved = 1;  // by each prefix, compared with its parent, after the copies are paid
-  int64_t copy = 0;         // one copy of a state
+  int64_t least_saved = 1;  // of the prefix itself: it must save at least as many besides its copies
+  int64_t copy = 0;         // of each copy of its state
 };
 
 // A tree with every sequence as one leaf. A prefix is at most `most_shared[i]` tokens of sequence i, and each sequence must have as many. A

@@ -14,13 +14,13 @@
 namespace based {
 namespace {
 
-// A copy of a small state takes a CPU about as long as reading a few tokens; a GPU copies many at a time and reads hundreds of tokens
-// meanwhile (docs/evaluation.md). `one`: the state of one sequence.
+// The steps that a prefix adds take a CPU about as long as reading a few tokens; a GPU reads hundreds in that time (docs/evaluation.md).
+// Continuing from a copied state costs time besides, in proportion to its bytes. `one`: the state of one sequence.
 SharingCosts sharing_costs(const ScorerOptions& options, const LanguageModel& model, const ModelState& one) {
-  // A state of a byte a parameter takes as long to copy as so many tokens to read. With 11 layers of H3 it is passed over 15 times.
-  constexpr int64_t kCopiedTokens = 256;
+  // The tokens that are read in the time of a copy, if the state has one byte for each parameter (docs/lab/models.md).
+  constexpr int64_t kTokensPerCopy = 256;
   if (options.least_saved > 0) return {options.least_saved, 0};
-  const int64_t copy = kCopiedTokens * one.bytes() / std::max<int64_t>(model.parameter_count(), 1);
+  const int64_t copy = kTokensPerCopy * one.bytes() / std::max<int64_t>(model.parameter_count(), 1);
   return {model.device().is_cpu() ? 8 : 256, copy};
 }
 
@@ -33,17 +33,16 @@ int64_t default_batch(torch::Device device, const ModelState& one) {
   return one.grows() ? kLeast : std::clamp(kMostStateBytes / std::max<int64_t>(one.bytes(), 1), kLeast, kMost);
 }
 
-std::vector<size_t> first_indices(size_t count) {
-  std::vector<size_t> indices(count);
-  std::iota(indices.begin(), indices.end(), size_t{0});
-  return indices;
-}
-
-// The prefixes that the requests' contexts share. No costs: none.
+// The prefixes that the requests' contexts share. Without costs, nothing is shared.
 template <class Requests>
 PrefixTree shared_contexts(const Requests& requests, const std::vector<std::span<const int64_t>>& sequences,
                            const std::optional<SharingCosts>& costs) {
-  if (!costs) return {.nodes = {}, .root_nodes = {}, .root_leaves = first_indices(sequences.size())};
+  if (!costs) {
+    PrefixTree tree;
+    tree.root_leaves.resize(sequences.size());
+    std::iota(tree.root_leaves.begin(), tree.root_leaves.end(), size_t{0});
+    return tree;
+  }
   std::vector<int64_t> lengths;
   for (const auto& request : requests) lengths.push_back(static_cast<int64_t>(request.context.size()));
   return share_prefixes(sequences, lengths, *costs);
@@ -302,17 +301,18 @@ std::vector<ContinuationScore> Scorer::score(std::span<const ScoreRequest> reque
   const std::vector<std::span<const int64_t>> spans(sequences.begin(), sequences.end());
   PrefixTree tree = shared_contexts(requests, spans, sharing_);
   std::vector<ContinuationScore> scores(requests.size());
-  std::optional<int64_t> alone = 0;          // the tokens of the requests that share nothing
+  int64_t tokens_alone = 0;                  // of the requests that share nothing
   if (!recurrent_ || !options_.invariant) {  // such a request needs no state
-    alone = score_in_parallel(requests, std::exchange(tree.root_leaves, {}), scores, progress);
-    if (!alone) return {};
+    const std::optional<int64_t> read = score_in_parallel(requests, std::exchange(tree.root_leaves, {}), scores, progress);
+    if (!read) return {};
+    tokens_alone = *read;
   }
   if (!tree.root_nodes.empty() || !tree.root_leaves.empty()) {
     if (!scoring_) scoring_ = make_engine(Steps::plain);
     ScoringRun scoring(*scoring_, requests, spans, std::move(tree), scores);
-    if (!run(scoring, scoring_, [&](int64_t done) { return !progress || progress(*alone + done); })) return {};
+    if (!run(scoring, scoring_, [&](int64_t done) { return !progress || progress(tokens_alone + done); })) return {};
   }
-  tokens_ += tokens, tokens_read_ += *alone;
+  tokens_ += tokens, tokens_read_ += tokens_alone;
   for (size_t i = 0; i < requests.size(); ++i) scores[i] = checked(std::move(scores[i]), requests[i].continuation.size());
   return scores;
 }

@@ -16,9 +16,11 @@
 namespace based {
 
 struct ScorerOptions {
-  int64_t batch = 0;            // requests that are read at the same time; 0: 8 on the CPU, 64 to 256 on a GPU, as its state's bytes allow
+  // Requests that are read at the same time; 0: 8 on the CPU, 64 to 256 on a GPU, as its state's bytes allow, and of those that share no
+  // prefix as many as have 4,096 tokens, 32,768 on a GPU.
+  int64_t batch = 0;
   bool fork = true;             // a shared prefix is read once and its state copied; false: every request is read from its first token
-  int64_t least_saved = 0;      // tokens that the sharing of a prefix must save; 0: 8 on the CPU, 256 on a GPU, and by its copies of states
+  int64_t least_saved = 0;      // tokens that the sharing of a prefix must save; 0: 8 on the CPU, 256 on a GPU, more for a large state
   bool invariant = false;       // a request's bits do not depend on the other requests, nor on `batch` and `fork` (generate/cells.h)
   bool padded_columns = false;  // the softmax and the most likely token include the embedding's padding rows, as published harnesses do
   // The most tokens of a request with its generated tokens; sizes the cache of invariant steps on a GPU for a state that grows.

@@ -152,13 +152,20 @@ TEST(Scorer, GeneratesAfterSharedContextsUpToAStopString) {
   for (size_t i = 0; i < wanted.size(); ++i) EXPECT_EQ(stopped[i], wanted[i].substr(0, wanted[i].find(stop)));
 }
 
-TEST(Scorer, ScoresModelsWithoutARecurrentFormInParallel) {
+// A small model of one layer. `options`: the mixer's, as TOML.
+std::shared_ptr<LanguageModel> one_layer_model(const std::string& mixer, const std::string& options = "") {
   torch::manual_seed(3);
   ModelConfig config = find_preset("based-tiny");
-  config.layers = {"nystromformer"};
-  config.mixers.clear();
-  LanguageModel model(config);
-  model.eval();
+  config.layers = {"layer"};
+  config.mixers = {{"layer", Config::parse_toml("type = \"" + mixer + "\"\n" + options, "test")}};
+  auto model = std::make_shared<LanguageModel>(config);
+  model->eval();
+  return model;
+}
+
+TEST(Scorer, ScoresModelsWithoutARecurrentFormInParallel) {
+  const auto shared_model = one_layer_model("nystromformer");
+  LanguageModel& model = *shared_model;
   const ByteTokenizer tokenizer;
   const std::vector<ScoreRequest> requests = some_requests();
   const std::vector<ContinuationScore> wanted = exact_scores(model, requests);
@@ -177,15 +184,11 @@ TEST(Scorer, ScoresModelsWithoutARecurrentFormInParallel) {
   }
 }
 
-// H3's state with head_dim 64 is 1 MB here, 20 bytes a parameter.
+// H3's state has more bytes than the model has parameters.
 TEST(Scorer, ReadsASharedContextAgainWhereItsStateIsLarge) {
-  torch::manual_seed(3);
-  ModelConfig config = find_preset("based-tiny");
-  config.d_model = 64;
-  config.layers = {"h3"};
-  config.mixers = {{"h3", Config::parse_toml("type = \"h3\"\nhead_dim = 64", "test")}};
-  LanguageModel model(config);
-  model.eval();
+  const auto shared_model = one_layer_model("h3", "head_dim = 32");
+  LanguageModel& model = *shared_model;
+  ASSERT_GT(model.make_state(1).bytes(), model.parameter_count());
   const ByteTokenizer tokenizer;
   const std::vector<ScoreRequest> requests = some_requests();
   const std::vector<ContinuationScore> wanted = exact_scores(model, requests);

@@ -141,10 +141,10 @@ struct Thread {
   float bias = 0, skip = 0, skip_grad = 0, bias_grad = 0;
   int passes_done = 0;  // over all tiles
 
-  __device__ __forceinline__ Thread(const SelectiveScanBackward& params, const Plan& launch, float* partial, char* memory)
+  __device__ __forceinline__ Thread(const SelectiveScanBackward& params, const Plan& launch_plan, float* partial, char* memory)
       : b(params),
         p(params.forward),
-        plan(launch),
+        plan(launch_plan),
         place(p, kChannels),
         row_begin(p.row_start[place.row]),
         row_end(p.row_start[place.row + 1]),
