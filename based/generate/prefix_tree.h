@@ -20,8 +20,8 @@ struct PrefixTree {
 
 // Costs of sharing a prefix, in tokens that could be read in the same time.
 struct SharingCosts {
-  int64_t least_saved = 1;  // of the prefix itself: it must save at least as many besides its copies
-  int64_t copy = 0;         // of each copy of its state
+  int64_t least_saved = 1;  // a prefix must save at least as many after its copies are paid
+  int64_t copy = 0;         // the price of one copy of a state
 };
 
 // A tree with every sequence as one leaf. A prefix is at most `most_shared[i]` tokens of sequence i, and each sequence must have as many. A

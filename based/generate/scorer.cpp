@@ -301,7 +301,7 @@ std::vector<ContinuationScore> Scorer::score(std::span<const ScoreRequest> reque
   const std::vector<std::span<const int64_t>> spans(sequences.begin(), sequences.end());
   PrefixTree tree = shared_contexts(requests, spans, sharing_);
   std::vector<ContinuationScore> scores(requests.size());
-  int64_t tokens_alone = 0;                  // of the requests that share nothing
+  int64_t tokens_alone = 0;                  // the tokens of requests that share nothing
   if (!recurrent_ || !options_.invariant) {  // such a request needs no state
     const std::optional<int64_t> read = score_in_parallel(requests, std::exchange(tree.root_leaves, {}), scores, progress);
     if (!read) return {};
