@@ -51,8 +51,9 @@ void check_classification(const ClassificationRun& run) {
 
 // Whether a resumed run may have another value of the key: it changes only rounding, or the data's hash is compared instead.
 bool may_differ(const std::string& key) {
-  static constexpr std::array free{"train.device",       "train.max_bad_steps", "classification.train",
-                                   "classification.dev", "classification.test", "classification.pretrained"};
+  static constexpr std::array free{
+      "train.device",        "train.max_bad_steps",      "train.graph", "classification.train", "classification.dev",
+      "classification.test", "classification.pretrained"};
   return std::find(free.begin(), free.end(), key) != free.end() || key.starts_with("checkpoint.");
 }
 
@@ -68,6 +69,18 @@ void require_same_keys(const Config& before, const Config& now, const std::strin
   if (may_differ(path) || before.to_json(-1) == now.to_json(-1)) return;
   throw UsageError("--resume: " + path + " is " + now.to_json(-1) + ", the run in " + out + " has " + before.to_json(-1) +
                    ": it would not be the same run; put the key back, or train into another folder");
+}
+
+// A recorded step replays one shape.
+void require_one_length(const LabelledTokens& train, const std::string& path) {
+  size_t least = train.sequence(0).size(), most = least;
+  for (int64_t i = 1; i < train.size(); ++i) {
+    const size_t length = train.sequence(i).size();
+    least = std::min(least, length), most = std::max(most, length);
+  }
+  if (least == most) return;
+  throw UsageError("train.graph needs training sequences of one length, and those of " + path + " have " + std::to_string(least) + " to " +
+                   std::to_string(most) + " tokens: leave train.graph off");
 }
 
 Figures figures_of(const ClassFigures& of_set) {
@@ -129,6 +142,7 @@ class Classification {
     if (config.reverse_complement > 0 && !is_dna_tokenizer(*tokenizer))
       throw UsageError("classification.reverse_complement needs the tokenizer dna");
     data_ = load_classification_data(config, std::move(tokenizer), run_.train.seed, model_.max_positions);
+    if (run_.train.graph) require_one_length(*data_.train, config.train);
     result_.classes = data_.classes;
     result_.train_sequences = data_.train->size(), result_.dev_sequences = data_.dev->size();
     result_.test_sequences = data_.test ? data_.test->size() : 0;
@@ -197,7 +211,7 @@ class Classification {
     options.log_every = run_.train.log_every;
     options.max_bad_steps = run_.train.max_bad_steps;
     options.spikes = false;
-    options.step = {.seed = run_.train.seed, .ranks = ranks_};
+    options.step = {.recordings = recordings_of_graph(run_.train.graph, device_), .seed = run_.train.seed, .ranks = ranks_};
     if (!from_.empty()) options.weights_file = path_in(from_, "model.safetensors");
     return options;
   }

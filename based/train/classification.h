@@ -42,6 +42,7 @@ struct ClassificationTrainConfig {
   std::string device = "cpu", precision = "fp32";
   int64_t seed = 0;
   int64_t evaluate_every = 0, log_every = 10, max_bad_steps = 10;
+  bool graph = false;
 
   template <class Visitor>
   void visit(Visitor&& field) {
@@ -53,6 +54,9 @@ struct ClassificationTrainConfig {
     field("evaluate_every", evaluate_every, "steps between evaluations on dev; 0: after each epoch");
     field("log_every", log_every, "steps between lines of metrics.jsonl");
     field("max_bad_steps", max_bad_steps, "the run ends after this many consecutive steps with a loss or gradient that is not finite");
+    field("graph", graph,
+          "record the first step as a CUDA graph and replay it: faster where the GPU waits for the CPU; all training sequences must have "
+          "one length");
   }
 };
 

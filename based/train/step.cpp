@@ -3,10 +3,16 @@
 #include <cmath>
 
 #include "based/core/error.h"
+#include "based/core/log.h"
 #include "based/models/device.h"
 #include "based/runtime/profile.h"
 
 namespace based {
+
+int64_t recordings_of_graph(bool graph, torch::Device device, bool logs) {
+  if (graph && device.is_cpu() && logs) log_info("train.graph: on a CPU nothing is recorded, and each step is run as usual");
+  return graph ? 1 : 0;
+}
 
 TrainStep::TrainStep(LanguageModel& model, AdamW& optimizer, TrainStepOptions options)
     : model_(model), optimizer_(optimizer), options_(std::move(options)) {

@@ -36,6 +36,9 @@ struct TrainStepOptions {
   std::shared_ptr<Collectives> ranks = nullptr;
 };
 
+// TrainStepOptions::recordings by the key train.graph, for steps of one shape. Logs that a CPU records nothing, unless `logs` is false.
+int64_t recordings_of_graph(bool graph, torch::Device device, bool logs = true);
+
 class TrainStep {
  public:
   TrainStep(LanguageModel& model, AdamW& optimizer, TrainStepOptions options = {});

@@ -279,8 +279,6 @@ class TextTraining {
   }
 
   LoopOptions loop_options() const {
-    if (run_.train.graph && device_.is_cpu() && leader_)
-      log_info("train.graph: on a CPU nothing is recorded, and each step is run as usual");
     LoopOptions options;
     options.steps = run_.train.steps;
     options.accumulate = run_.train.accumulate;
@@ -289,7 +287,7 @@ class TextTraining {
     options.checkpoint_best = run_.checkpoint.best;
     options.log_every = run_.train.log_every;
     options.max_bad_steps = run_.train.max_bad_steps;
-    options.step = {.recordings = run_.train.graph ? 1 : 0, .seed = run_.train.seed, .ranks = ranks_};
+    options.step = {.recordings = recordings_of_graph(run_.train.graph, device_, leader_), .seed = run_.train.seed, .ranks = ranks_};
     options.mfu = find_mfu();
     if (!from_.empty()) options.weights_file = (fs::path(from_) / "model.safetensors").string();
     return options;

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include <filesystem>
 #include <fstream>
@@ -17,15 +18,16 @@
 namespace based {
 namespace classification_test {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Class "yes" is rich in A and class "no" in T, so that the mean of embeddings nearly separates them. Lengths differ.
-std::string write_set(const TemporaryFolder& folder, const std::string& name, int first, int count) {
+std::string write_set(const TemporaryFolder& folder, const std::string& name, int first, int count, int lengths = 5) {
   std::ofstream file(folder.file(name));
   file << "sequence,label\n";
   for (int i = first; i < first + count; ++i) {
-    for (int j = 0; j < 10 + i % 5; ++j) file << ((i + j) % 4 == 0 ? "CG"[j % 2] : "AT"[i % 2]);
+    for (int j = 0; j < 10 + i % lengths; ++j) file << ((i + j) % 4 == 0 ? "CG"[j % 2] : "AT"[i % 2]);
     file << (i % 2 == 0 ? ",yes\n" : ",no\n");
   }
   return folder.file(name);
@@ -83,6 +85,34 @@ TEST(Classification, AResumedRunIsTheUninterruptedOne) {
   EXPECT_THAT(message_of<UsageError>([&] { run_classification(run, folder.file("cut"), {.resume = true}); }),
               HasSubstr("--resume: train.seed is 1"));
 }
+
+class RecordedClassification : public ::testing::TestWithParam<const char*> {};
+
+// The files of a run without a graph, and of one that is resumed with it.
+TEST_P(RecordedClassification, TrainsAsOthersDo) {
+  if (std::string(GetParam()) == "cuda" && !torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  const TemporaryFolder folder;
+  ClassificationRun run = small_classification(folder);
+  run.classification.train = write_set(folder, "train.csv", 0, 50, /*lengths=*/1);
+  run.classification.reverse_complement = 0.5;
+  run.train.device = GetParam();
+  run.train.precision = "bf16";
+  run.train.log_every = 1;
+  run.checkpoint.every = 5;
+  run.checkpoint.keep = 10;
+  run_classification(run, folder.file("plain"));
+  run_classification(run, folder.file("resumed"));
+  take_back_to(folder.file("resumed"), 10);
+  run.train.graph = true;
+  run_classification(run, folder.file("graph"));
+  run_classification(run, folder.file("resumed"), {.resume = true});
+  for (const char* name : {"metrics.jsonl", "model.safetensors", "result.json"})
+    for (const char* other : {"graph/", "resumed/"})
+      EXPECT_TRUE(read_file(folder.file("plain/") + name) == read_file(folder.file(other) + name)) << other << name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, RecordedClassification, ::testing::Values("cpu", "cuda"),
+                         [](const auto& device) { return device.param; });
 
 TEST(Classification, StartsFromAPretrainedModel) {
   const TemporaryFolder folder;
@@ -180,6 +210,8 @@ TEST(Classification, RefusesWrongKeysBeforeItWritesAnything) {
               }),
               HasSubstr("needs the tokenizer dna"));
   EXPECT_THAT(refusal([](auto& run) { run.train.epochs = 0; }), HasSubstr("train.epochs"));
+  EXPECT_THAT(refusal([](auto& run) { run.train.graph = true; }),
+              AllOf(HasSubstr("train.graph needs training sequences of one length"), HasSubstr("have 10 to 14 tokens")));
   EXPECT_THAT(refusal([](auto& run) { run.model.set("max_positions", Config(int64_t{12})); }), HasSubstr("the model at most 12"));
   EXPECT_FALSE(std::filesystem::exists(folder.file("out")));
 }
