@@ -107,7 +107,7 @@ int64_t LanguageModel::parameter_count() const {
 }
 
 ResidualStream LanguageModel::embed(Tensor embedded, const Pass& pass) {
-  if (positions_.defined()) embedded = embedded + torch::embedding(positions_, pass.positions());
+  if (positions_.defined()) embedded = embedded + ops::embedding(positions_, pass.positions());
   if (drops()) embedded = ops::dropout(embedded, config_.embedding_dropout, pass.draws(), kEmbeddingPlace);
   runtime::mark_backward(embedded, "embedding");
   return ResidualStream::from_output(embedded);
@@ -120,7 +120,7 @@ Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows, const op
 
 ResidualStream LanguageModel::embed_ids(const Tensor& ids, const Pass& pass) {
   const runtime::DeviceRange range = profile_range("embedding", ids.size(0));
-  return embed(torch::embedding(embedding_, ids), pass);
+  return embed(ops::embedding(embedding_, ids), pass);
 }
 
 runtime::DeviceRange LanguageModel::profile_range(const char* name, int64_t rows) const {
