@@ -18,6 +18,7 @@
 #include "based/generate/text_model.h"
 #include "based/models/device.h"
 #include "based/models/vocabulary_size.h"
+#include "based/runtime/card.h"
 #include "based/train/classification_data.h"
 #include "based/train/run_saver.h"
 
@@ -183,6 +184,7 @@ class Classification {
     optimizer_ = std::make_unique<AdamW>(*classifier_, run_.optimizer, ranks_);
     if (!from_.empty()) load_optimizer(from_, *optimizer_);
     result_.parameters = classifier_->parameter_count();
+    result_.device = device_.is_cpu() ? "cpu" : runtime::card_name(device_);
     log_info("training a classifier of " + std::to_string(data_.classes.size()) + " classes, " + std::to_string(result_.parameters) +
              " parameters, on " + std::to_string(data_.train->size()) + " sequences of " + run_.classification.train + ", " +
              std::to_string(data_.dev->size()) + " for the choice of the model");
@@ -310,6 +312,7 @@ Json ClassFigures::to_json() const {
 
 Json ClassificationResult::to_json() const {
   return {{"classes", classes},
+          {"device", device},
           {"parameters", parameters},
           {"train_sequences", train_sequences},
           {"steps", loop.state.step},

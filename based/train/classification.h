@@ -101,6 +101,7 @@ struct ClassFigures {
 struct ClassificationResult {
   LoopResult loop;
   std::vector<std::string> classes;
+  std::string device;  // the GPU's name, or "cpu"
   int64_t parameters = 0, train_sequences = 0, dev_sequences = 0, test_sequences = 0;
   int64_t resumed_from = -1;         // step of the checkpoint; −1: the run started from step 0
   std::string checkpoint;            // folder of the last checkpoint

@@ -63,7 +63,7 @@ TEST(Classification, LearnsAndKeepsTheModelThatDevChooses) {
   const ClassificationData data = load_classification_data(config, std::make_shared<DnaTokenizer>(), 0, 0);
   EXPECT_EQ(measure_classes(*loaded, *data.test).loss, result.test->loss);
   EXPECT_EQ(make_tokenizer(folder.file("out"))->hash(), dna_tokenizer_hash());
-  EXPECT_THAT(read_file(folder.file("out/result.json")), HasSubstr("\"mcc\""));
+  EXPECT_THAT(read_file(folder.file("out/result.json")), AllOf(HasSubstr("\"mcc\""), HasSubstr("\"device\": \"cpu\"")));
 }
 
 TEST(Classification, AResumedRunIsTheUninterruptedOne) {
