@@ -115,8 +115,7 @@ class LanguageRun {
     make_folder(hooks_.folder);
     if (path_exists(pieces_file_))
       pieces_ = read_stored([&] { return read_config<LanguagePieces>(Config::parse_json_file(pieces_file_)); });
-    const std::string card = runtime::card_name(data_.device());
-    pieces_.pieces.push_back({card.empty() ? "cpu" : card, hooks_.commit, 0, 0, 0});
+    pieces_.pieces.push_back({runtime::card_or_cpu(data_.device()), hooks_.commit, 0, 0, 0});
     write_pieces();
   }
 

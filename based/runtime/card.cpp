@@ -14,4 +14,9 @@ std::string card_name(torch::Device device) {
   return namer == nullptr ? "" : namer(device);
 }
 
+std::string card_or_cpu(torch::Device device) {
+  const std::string card = card_name(device);
+  return card.empty() ? "cpu" : card;
+}
+
 }  // namespace based::runtime

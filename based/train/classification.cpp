@@ -184,7 +184,7 @@ class Classification {
     optimizer_ = std::make_unique<AdamW>(*classifier_, run_.optimizer, ranks_);
     if (!from_.empty()) load_optimizer(from_, *optimizer_);
     result_.parameters = classifier_->parameter_count();
-    result_.device = device_.is_cpu() ? "cpu" : runtime::card_name(device_);
+    result_.device = runtime::card_or_cpu(device_);
     log_info("training a classifier of " + std::to_string(data_.classes.size()) + " classes, " + std::to_string(result_.parameters) +
              " parameters, on " + std::to_string(data_.train->size()) + " sequences of " + run_.classification.train + ", " +
              std::to_string(data_.dev->size()) + " for the choice of the model");

@@ -12,7 +12,7 @@ struct Embedded {
 // use's gradient is computed first, and the gradient of the rows is added to it in place. With p > 0 the rows are dropout(rows, p, draws,
 // place), the same bits, on a GPU in one pass.
 Embedded tied_embedding(const Tensor& table, const Tensor& ids, double p = 0, const Draws& draws = {}, int64_t place = 0);
-// The rows alone. On a GPU at::embedding adds the gradients of rows with many tokens in an order that changes from call to call.
+// The rows alone. Their gradient is summed in a fixed order, unlike that of at::embedding, whose bits change from call to call on a GPU.
 inline Tensor embedding(const Tensor& table, const Tensor& ids) { return tied_embedding(table, ids).rows; }
 
 struct EmbeddedStep {
