@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "based/data/tokenizer.h"
 #include "based/train/background_save.h"
@@ -37,9 +38,9 @@ class RunSaver {
   // The next failure that is known and was not returned before. Several ranks learn of failures in begin() and finish() only.
   std::optional<FailedSave> take_failure();
 
-  const std::string& newest() const { return newest_; }      // the folder of the last save that succeeded; empty: none
-  double seconds() const { return seconds_; }                // time spent in begin() and finish()
-  void set_newest(std::string folder) { newest_ = folder; }  // the checkpoint that the run was resumed from
+  const std::string& newest() const { return newest_; }                 // the folder of the last save that succeeded; empty: none
+  double seconds() const { return seconds_; }                           // time spent in begin() and finish()
+  void set_newest(std::string folder) { newest_ = std::move(folder); }  // the checkpoint that the run was resumed from
 
  private:
   void start(RunState state, int64_t best, NamedTensors optimizer);
