@@ -77,7 +77,9 @@ DraftOptions draft_options(const Options& options, const Place& place, int64_t s
   drafts.most = options.draft_tokens;
   if (options.draft.empty()) return drafts;
   if (!has_draft_model(options)) {
-    drafts.drafter = options.draft == "ngram" ? make_ngram_drafter() : make_empty_drafter();
+    if (options.draft == "none") drafts.most = 0;
+    drafts.drafter = make_ngram_drafter();
+    drafts.by_repetition = true;
     return drafts;
   }
   const TextModel drafter = load_text_model(options.draft, place.dtype, torch::kCPU);
@@ -155,6 +157,7 @@ Json run_of(const Options& options, const std::string& model_hash, const Engine&
 
 Json json_of(const DraftCounts& counts) {
   return {{"steps", counts.steps},
+          {"one_row_steps", counts.one_row},
           {"drafted_tokens", counts.drafted},
           {"accepted_tokens", counts.accepted},
           {"tokens_per_step", counts.tokens_per_step()}};
@@ -418,10 +421,11 @@ void setup(CommandLine app) {
   app.add_option(
       "--draft", options->draft,
       "guess the next tokens and verify them in one step, for the same text in less time: ngram, from the text's own repetitions, "
-      "or the folder of a smaller model with the same tokenizer, which runs on the CPU; none: only the steps of such a run, which on a GPU "
-      "round in their own way",
+      "or the folder of a smaller model with the same tokenizer, which runs on the CPU; none: only the steps of a run with ngram, which "
+      "on a GPU round in their own way",
       kPath);
-  app.add_option("--draft-tokens", options->draft_tokens, "with --draft: the most tokens that a step verifies", {1, kMostDraftTokens});
+  app.add_option("--draft-tokens", options->draft_tokens,
+                 "with --draft: the most tokens that a step verifies; 0: only the steps of such a run", {0, kMostDraftTokens});
   app.add_option("--profile", options->profile,
                  "file for a profile of this run, with a range of time for each step and layer; https://ui.perfetto.dev opens it", kPath);
   app.add_flag("--stream", options->stream, "print the text while it is generated");

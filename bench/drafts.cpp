@@ -48,6 +48,12 @@ EngineOptions engine_options(const LanguageModel& model, DraftOptions drafts) {
   return options;
 }
 
+// The steps of such an engine with drafts, without them.
+EngineOptions undrafted_options(const LanguageModel& model, bool by_repetition) {
+  if (!by_repetition) return engine_options(model, {});
+  return engine_options(model, {.drafter = make_ngram_drafter(), .most = 0, .by_repetition = true});
+}
+
 Timed generate(LanguageModel& model, const Ids& prompt, int64_t tokens, const EngineOptions& options) {
   Engine engine(model, options);
   const int64_t sequence = engine.add(prompt, {.sampling = {.temperature = 0}, .max_tokens = tokens});
@@ -140,6 +146,7 @@ struct Comparison {
   std::string name;
   Ids prompt, text;  // `text`: the prompt and its continuation
   std::function<std::shared_ptr<Drafter>()> make;
+  bool by_repetition = false;
 };
 void compare(Context& context, const BenchModel& bench, const Floor& floor, const Comparison& given) {
   const auto tokens = static_cast<int64_t>(given.text.size() - given.prompt.size());
@@ -147,8 +154,9 @@ void compare(Context& context, const BenchModel& bench, const Floor& floor, cons
   std::vector<double> plain, drafted, usual;
   Timed made;
   for (int i = 0; i < (context.quick ? 1 : 3); ++i) {
-    plain.push_back(generate(*bench.model, given.prompt, tokens, engine_options(*bench.model, {})).seconds);
-    made = generate(*bench.model, given.prompt, tokens, engine_options(*bench.model, {.drafter = given.make()}));
+    plain.push_back(generate(*bench.model, given.prompt, tokens, undrafted_options(*bench.model, given.by_repetition)).seconds);
+    made = generate(*bench.model, given.prompt, tokens,
+                    engine_options(*bench.model, {.drafter = given.make(), .by_repetition = given.by_repetition}));
     drafted.push_back(made.seconds);
     if (is_gpu) usual.push_back(generate(*bench.model, given.prompt, tokens, {.ahead = true}).seconds);
     if (made.text != given.text) throw Error("drafts change the text: " + given.name);
@@ -164,6 +172,7 @@ void compare(Context& context, const BenchModel& bench, const Floor& floor, cons
                 bench.error,
                 {{"times_plain_steps", median(plain) / median(drafted)},
                  {"tokens_per_step", made.counts.tokens_per_step()},
+                 {"one_row_steps", static_cast<double>(made.counts.one_row)},
                  {"drafted", static_cast<double>(made.counts.drafted)},
                  {"accepted", static_cast<double>(made.counts.accepted)}}};
   if (is_gpu) result.more["times_an_engine_without_drafts"] = median(usual) / median(drafted);  // whose steps are faster
@@ -201,27 +210,29 @@ void run(Context& context) {
   const Floor floor{weight_bytes(model) / (rate * 1e9),
                     "weights read once a step at " + std::to_string(static_cast<int64_t>(rate)) + " GB/s"};
   const int64_t tokens = context.quick ? 32 : 256;
-  const auto text_of = [&](const Ids& prompt) { return generate(model, prompt, tokens, engine_options(model, {})).text; };
+  const auto text_of = [&](const Ids& prompt, bool by_repetition) {
+    return generate(model, prompt, tokens, undrafted_options(model, by_repetition)).text;
+  };
+  const auto of_ngrams = [&](const std::string& name, const Ids& prompt) {
+    return Comparison{name, prompt, text_of(prompt, true), [] { return make_ngram_drafter(); }, /*by_repetition=*/true};
+  };
   Ids prompt;
   for (int64_t i = 0; i < 64; ++i) prompt.push_back((7 + 13 * (i % 16)) % model.config().vocab_size);
-  const Ids text = text_of(prompt);
+  const Ids text = text_of(prompt, false);
   is_gpu ? time_steps_of_gpu(context, bench, floor, prompt, text) : time_steps(context, bench, floor);
-  std::vector<Comparison> all{{"n-grams", prompt, text, [] { return make_ngram_drafter(); }},
+  std::vector<Comparison> all{of_ngrams("n-grams", prompt),
                               {"all right", prompt, text, [&] { return std::make_shared<SimulatedDrafter>(text, 0); }},
                               {"3 of 4 right", prompt, text, [&] { return std::make_shared<SimulatedDrafter>(text, 4); }},
                               {"1 of 2 right", prompt, text, [&] { return std::make_shared<SimulatedDrafter>(text, 2); }},
                               {"none right", prompt, text, [&] { return std::make_shared<SimulatedDrafter>(text, 1); }}};
   if (!context.model.empty()) {
     const auto tokenizer = make_tokenizer(context.model);
-    for (const Text& one : kTexts) {
-      const Ids ids = encode_ids(*tokenizer, one.prompt);
-      all.push_back({std::string("n-grams, ") + one.name, ids, text_of(ids), [] { return make_ngram_drafter(); }});
-    }
+    for (const Text& one : kTexts) all.push_back(of_ngrams(std::string("n-grams, ") + one.name, encode_ids(*tokenizer, one.prompt)));
   }
   for (const Comparison& given : all) compare(context, bench, floor, given);
   if (!context.model.empty()) return;
   const WithoutLayers repeats(model);
-  compare(context, bench, floor, {"n-grams, one token repeated", prompt, text_of(prompt), [] { return make_ngram_drafter(); }});
+  compare(context, bench, floor, of_ngrams("n-grams, one token repeated", prompt));
 }
 
 }  // namespace drafts_case

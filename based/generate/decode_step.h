@@ -36,6 +36,7 @@ struct DecodeOptions {
   // GPU. Such steps have their own bits, of which `fused` ones may have others than `recorded` and `plain` ones. `invariant` does not
   // change them.
   bool fixed_rows = false;
+  bool one_row_steps = false;  // with fixed_rows: also steps with DraftedSlot::one_row
 };
 
 class DecodeStep {
@@ -73,6 +74,7 @@ class DecodeStep {
 
   // A step of all slots, operator by operator; with fixed rows one that reads this many tokens.
   void run_all(int64_t tokens = 1) { sequence_step_ ? sequence_step_->run_operators(tokens) : static_cast<void>(step({})); }
+  void run_one_row() { sequence_step_->run_one_row(); }  // SequenceStep::run_one_row(), recorded where steps are
   // A step of these slots, in ascending order; asynchronous on a GPU.
   void run(const std::vector<int64_t>& slots);
   // Starts the copy of the last step's tokens to the host. At most `kReadbacks` copies may be in flight, so that the next step can be
@@ -97,6 +99,9 @@ class DecodeStep {
     int64_t slot = 0;
     std::vector<int64_t> drafts = {};
     std::span<const int64_t> stop_tokens = {};  // no draft is read after one of these
+    // Without drafts, and with DecodeOptions::one_row_steps: a step of one row, with the bits of such steps, which fuse as those of an
+    // engine without drafts do.
+    bool one_row = false;
   };
   // The tokens drawn for a slot: one from the logits after the input token, and one after each draft that equals the token drawn before it.
   // Log-probabilities and lists of likely tokens as in Readback, one for each token; empty if they are not kept.

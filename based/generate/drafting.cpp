@@ -7,19 +7,11 @@
 namespace based {
 namespace {
 
-class EmptyDrafter final : public Drafter {
- public:
-  void draft(std::vector<Request>& /*requests*/) override {}
-  void forget(int64_t /*sequence*/) override {}
-};
-
 constexpr double kLargestFactor = 3;  // by which a measured time may exceed its estimate
 constexpr double kKeptWeight = 0.9;   // weight of earlier steps, at each step with drafts
 constexpr double kAssumedEach = 0.1;  // share of a plain step, until a step with drafts has been measured
 
 }  // namespace
-
-std::unique_ptr<Drafter> make_empty_drafter() { return std::make_unique<EmptyDrafter>(); }
 
 void StepTimes::Average::add(double next) {
   value = count < 2 ? next : 0.8 * value + 0.2 * std::min(next, kLargestFactor * value);
@@ -103,15 +95,24 @@ int64_t DraftLengths::next(int64_t sequence, int64_t sequences) {
   return 1;
 }
 
+int64_t Drafting::limit_of(Drafter::Request& request, int64_t sequences) {
+  int64_t most = std::min(request.most, options_.most);
+  if (options_.by_repetition) {
+    request.one_row = !repetitions_[request.sequence].repeats(*request.tokens);
+    if (request.one_row) return 0;
+    most = std::min(most, TextRepetition::left_in_block(request.tokens->size()) - 1);
+  }
+  return options_.adapts ? std::min(most, lengths_.next(request.sequence, sequences)) : most;
+}
+
 void Drafting::draft(std::vector<Drafter::Request>& requests) {
   std::vector<Drafter::Request> wanted;
   std::vector<size_t> places;
   drafting_seconds_ = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].most = limit_of(requests[i], static_cast<int64_t>(requests.size()));
+    if (requests[i].most <= 0) continue;
     Drafter::Request request = requests[i];
-    request.most = std::min(request.most, options_.most);
-    if (options_.adapts) request.most = std::min(request.most, lengths_.next(request.sequence, static_cast<int64_t>(requests.size())));
-    if (request.most <= 0) continue;
     wanted.push_back(std::move(request));
     places.push_back(i);
   }
@@ -131,18 +132,22 @@ void Drafting::add_step(const std::vector<Drafter::Request>& requests, const std
     if (added[i] == 0) continue;
     const auto read = static_cast<int64_t>(requests[i].drafts.size());
     const int64_t accepted = added[i] - 1;  // the last token is the model's own
-    lengths_.add_verified(requests[i].sequence, read, accepted);
+    if (!requests[i].one_row) lengths_.add_verified(requests[i].sequence, read, accepted);
+    counts_.one_row += requests[i].one_row ? 1 : 0;
     drafts += read;
     ++counts_.steps;
     counts_.tokens += added[i];
     counts_.accepted += accepted;
   }
   counts_.drafted += drafts;
+  // With one-row steps, whose times are others, a step has one sequence.
+  if (std::any_of(requests.begin(), requests.end(), [](const Drafter::Request& request) { return request.one_row; })) return;
   lengths_.add_step(static_cast<int64_t>(requests.size()), drafts, drafts > 0 ? seconds + drafting_seconds_ : seconds);
 }
 
 void Drafting::forget(int64_t sequence) {
   lengths_.forget(sequence);
+  repetitions_.erase(sequence);
   options_.drafter->forget(sequence);
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "based/generate/gram_index.h"
 #include "based/generate/sequence.h"
 
 namespace based {
@@ -19,6 +20,7 @@ class Drafter {
     const SamplingOptions* sampling = nullptr;     // its next tokens are sampled with these
     int64_t most = 0;
     std::vector<int64_t> drafts = {};  // the answer: up to `most` tokens, possibly none
+    bool one_row = false;              // set by Drafting: the step is that of an engine without drafts
   };
   Drafter() = default;
   Drafter(const Drafter&) = delete;
@@ -27,10 +29,6 @@ class Drafter {
   virtual void draft(std::vector<Request>& requests) = 0;
   virtual void forget(int64_t sequence) = 0;  // the sequence has ended
 };
-
-// Drafts nothing. On a GPU an engine with drafts has steps with bits of their own; with this drafter it gives the tokens that every other
-// drafter gives.
-std::unique_ptr<Drafter> make_empty_drafter();
 
 // Looks for the last 4, 3 or 2 tokens of the sequence earlier in it, and drafts the tokens that followed their latest occurrence.
 std::unique_ptr<Drafter> make_ngram_drafter();
@@ -96,6 +94,7 @@ class DraftLengths {
 
 struct DraftCounts {
   int64_t steps = 0;     // a step of n sequences counts n times
+  int64_t one_row = 0;   // of these, steps of text that does not repeat itself (DraftOptions::by_repetition)
   int64_t tokens = 0;    // sampled in these steps
   int64_t drafted = 0;   // draft tokens that were read
   int64_t accepted = 0;  // draft tokens that were accepted
@@ -105,8 +104,12 @@ struct DraftCounts {
 
 struct DraftOptions {
   std::shared_ptr<Drafter> drafter = {};  // null: no drafts
-  int64_t most = kMostDraftTokens;        // draft tokens of a sequence in a step, 1 to kMostDraftTokens
+  int64_t most = kMostDraftTokens;        // draft tokens of a sequence in a step, 0 (the same steps without drafts) to kMostDraftTokens
   bool adapts = true;                     // drafts have the lengths of DraftLengths; otherwise always `most`
+  // With steps of a fixed number of rows, as on a GPU, and without `invariant`: blocks of text that its own n-grams do not predict
+  // (TextRepetition) are decoded by the steps of an engine without drafts, which are faster. Which steps decode a token depends on the text
+  // alone, so the bits of a text are those of the same options with most = 0.
+  bool by_repetition = false;
 };
 
 // A drafter with its lengths and counts, for one engine.
@@ -122,8 +125,12 @@ class Drafting {
   const DraftCounts& counts() const { return counts_; }
 
  private:
+  // The limit of the request's draft by DraftOptions; sets Request::one_row.
+  int64_t limit_of(Drafter::Request& request, int64_t sequences);
+
   DraftOptions options_;
   DraftLengths lengths_;
+  std::map<int64_t, TextRepetition> repetitions_;
   DraftCounts counts_;
   double drafting_seconds_ = 0;  // in the current step
 };

@@ -21,8 +21,8 @@ namespace {
 void check_drafts(const EngineOptions& options, torch::Device device) {
   if (!options.drafts.drafter) return;
   if (options.ahead) throw UsageError("an engine with drafts cannot step ahead, because a draft follows the tokens before it");
-  if (options.drafts.most < 1 || options.drafts.most > kMostDraftTokens)
-    throw UsageError("a draft has 1 to " + std::to_string(kMostDraftTokens) + " tokens, got " + std::to_string(options.drafts.most));
+  if (options.drafts.most < 0 || options.drafts.most > kMostDraftTokens)
+    throw UsageError("a draft has 0 to " + std::to_string(kMostDraftTokens) + " tokens, got " + std::to_string(options.drafts.most));
   if (device.is_cpu() && options.slots > ops::kBatchInvariantRows && !options.decode.invariant)
     throw UsageError("drafts need at most " + std::to_string(ops::kBatchInvariantRows) +
                      " slots, or invariant steps: with more slots the bits of a token depend on how many tokens a step reads; got " +
@@ -38,6 +38,7 @@ DecodeOptions decode_options(const EngineOptions& options, torch::Device device)
   DecodeOptions decode = options.decode;
   decode.padded_columns = options.padded_columns;
   decode.fixed_rows = has_fixed_rows(options, device);
+  decode.one_row_steps = decode.fixed_rows && options.drafts.drafter && options.drafts.by_repetition && !decode.invariant;
   if (decode.fixed_rows && options.slots > 1)
     throw UsageError("on a GPU a step with drafts reads one sequence: the engine needs one slot, got " + std::to_string(options.slots));
   return decode;
@@ -85,7 +86,11 @@ Engine::Engine(LanguageModel& model, const EngineOptions& options)
                                     decode.invariant ? cell_tokens(device.type()) : 0, options.max_idle_slot_steps,
                                     options.max_deferred_steps, decode_->steps_all()};
   reader_ = std::make_unique<PromptReader>(*table_, reading);
-  if (options.drafts.drafter) drafting_ = std::make_unique<Drafting>(options.drafts);
+  if (options.drafts.drafter) {
+    DraftOptions drafts = options.drafts;
+    drafts.by_repetition = decode.one_row_steps;
+    drafting_ = std::make_unique<Drafting>(std::move(drafts));
+  }
   prefill_ = std::make_unique<Prefill>(model, *table_, *reader_, state_, *decode_, std::move(begins), options.padded_columns);
   if (decode_->steps_all() && slots() > 1 && table_->pages() == nullptr) prefill_->warm_up(reading.prefill_tokens);
 }
@@ -365,7 +370,7 @@ void Engine::step_with_drafts() {
     const Sequence& sequence = table_->at(requests[i].sequence);
     const int64_t after = sequence.seen + 1 + static_cast<int64_t>(requests[i].drafts.size());
     if (pages != nullptr && after > pages->tokens(slots[i])) pages->hold(slots[i], after);
-    drafted.push_back({slots[i], requests[i].drafts, sequence.options.stop_tokens});
+    drafted.push_back({slots[i], requests[i].drafts, sequence.options.stop_tokens, requests[i].one_row});
     if (!requests[i].drafts.empty()) drafted_[requests[i].sequence] = {slots[i], sequence.seen};
   }
   table_->upload_pages();

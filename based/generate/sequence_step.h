@@ -36,6 +36,7 @@ class SequenceStep {
         draw;
     // The log-probability of each row's token, fp32 [kRows]; null: they are not kept.
     std::function<Tensor(const Tensor& logits, const Tensor& tokens)> log_probabilities;
+    bool one_row = false;  // whether run_one_row() is used
   };
   explicit SequenceStep(Parts parts);
 
@@ -47,14 +48,16 @@ class SequenceStep {
   // Reads the input token and up to kMostDraftTokens drafts, and draws a token after each of them, as if all tokens drawn before it were
   // the drafts. Without drafts it takes row 0. Asynchronous on a GPU. The results below are those of the last run().
   void run(std::span<const int64_t> drafts);
-  // The same, operator by operator, for drafts that are on the device.
+  // Reads the input token alone, by a step of one row, which rounds otherwise than those of run() and fuses more. Draws and takes row 0.
+  void run_one_row();
+  // The same as run(), operator by operator, for drafts that are on the device.
   void run_operators(int64_t tokens);
   // The input token becomes the one drawn from this row, and the marks of seen tokens are those after this draw.
   void take(int64_t row);
-  Tensor logits(int64_t row) const { return logits_.at(static_cast<size_t>(tokens_read_ - 1)).narrow(0, row, 1); }  // [1, padded_vocab]
+  Tensor logits(int64_t row) const { return logits_.at(last_).narrow(0, row, 1); }            // [1, padded_vocab]
   Tensor position(int64_t row) const { return positions_.narrow(0, row, 1); }                 // int64 [1]: the drawn token's
   Tensor log_probability(int64_t row) const { return log_probabilities_.narrow(0, row, 1); }  // Parts::log_probabilities is set
-  int64_t tokens_read() const { return tokens_read_; }
+  int64_t tokens_read() const { return last_ == kOneRow ? 1 : static_cast<int64_t>(last_) + 1; }
   // The states after each token but the last one; overwritten by the next run().
   const std::shared_ptr<StateJournal>& journal() const { return journal_; }
 
@@ -65,19 +68,24 @@ class SequenceStep {
   Drawn read_back();  // waits for the last run(); the pointers are valid until the next call
 
  private:
+  static constexpr size_t kOneRow = kRows;  // the index of the one-row step, after those of 1, 2, … tokens
+
   void step(int64_t tokens);
+  void step_one_row();
+  void draw(const Tensor& logits, int64_t tokens);
+  void add_recording(const std::function<void()>& body, std::optional<decode::PlanOptions> options);
   void take_now(int64_t row);
 
   Parts parts_;
-  Tensor slots_;                                  // int64 [kRows]: zeros
-  Tensor places_;                                 // int64 [kRows]: 1, 2, …
-  Tensor drafts_;                                 // int64 [kMostDraftTokens]
-  Tensor tokens_, positions_;                     // int64 [kRows]: the drawn tokens and their positions
-  Tensor log_probabilities_;                      // fp32 [kRows], or undefined
-  Tensor seen_;                                   // int32 [kRows, words]: the marks after each draw
-  std::vector<Tensor> logits_{kRows};             // [kRows, padded_vocab], by the number of tokens that a step reads
-  int64_t tokens_read_ = 1;                       // by the last run()
-  std::vector<decode::RecordedStep> recordings_;  // by the same number; empty: steps are not recorded
+  Tensor slots_;                             // int64 [kRows]: zeros
+  Tensor places_;                            // int64 [kRows]: 1, 2, …
+  Tensor drafts_;                            // int64 [kMostDraftTokens]
+  Tensor tokens_, positions_;                // int64 [kRows]: the drawn tokens and their positions
+  Tensor log_probabilities_;                 // fp32 [kRows], or undefined
+  Tensor seen_;                              // int32 [kRows, words]: the marks after each draw
+  std::vector<Tensor> logits_{kOneRow + 1};  // [kRows, padded_vocab] of a step of 1, 2, … tokens, [1, padded_vocab] of the one-row step
+  size_t last_ = 0;                          // the index of the last step
+  std::vector<decode::RecordedStep> recordings_;  // by the same index; empty: steps are not recorded
   runtime::ToHost tokens_at_host_;
   std::optional<runtime::ToHost> log_probabilities_at_host_;
   std::shared_ptr<StateJournal> journal_ = std::make_shared<StateJournal>(kRows);

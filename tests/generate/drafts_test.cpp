@@ -62,6 +62,7 @@ struct Made {
   std::map<int64_t, Finish> finish;
   std::map<int64_t, SequenceState> states;
   int64_t steps = 0;
+  DraftCounts counts;
 };
 
 struct Wanted {
@@ -85,6 +86,7 @@ Made generate(LanguageModel& model, const EngineOptions& options, const std::vec
     made.finish[id] = engine.finish(id);
     made.states.emplace(id, engine.take_state(id));
   }
+  made.counts = engine.draft_counts();
   return made;
 }
 
@@ -187,6 +189,30 @@ TEST_P(DraftsOfModels, GiveTheTextOfPlainSteps) {
       if (every == 1) {
         EXPECT_GE(made.steps, expected.steps) << where;
       }
+    }
+  }
+}
+
+// Blocks that repeat what came before are drafted, others are decoded by one-row steps; with and without drafts the bits are the same.
+TEST_P(DraftsOfModels, GiveTheTextOfOneRowStepsWhereTextDoesNotRepeat) {
+  const auto model = this->model();
+  std::vector<int64_t> prompt = some_text(40, 3);
+  for (int64_t i = 0; i < 70; ++i) prompt.push_back(prompt[static_cast<size_t>(5 + i % 7)]);
+  for (const SamplingOptions& sampling : samplings()) {
+    const std::vector<Wanted> wanted{{prompt, {.sampling = sampling, .max_tokens = 90}}};
+    const auto with_most = [&](int64_t most) {
+      EngineOptions options = with_drafts(DraftsOfModels::options(), make_ngram_drafter(), most);
+      options.drafts.by_repetition = true;
+      return generate(*model, options, wanted);
+    };
+    const Made expected = with_most(0);
+    const bool has_one_row_steps = options().decode.fixed_rows && !options().decode.invariant;
+    for (const int64_t most : {1, 4, 7}) {
+      const Made made = with_most(most);
+      expect_same(made, expected, "drafts of " + std::to_string(most));
+      EXPECT_GT(made.counts.drafted, 0);
+      EXPECT_EQ(made.counts.one_row > 0, has_one_row_steps);
+      EXPECT_LT(made.counts.one_row, made.counts.steps);
     }
   }
 }
@@ -368,7 +394,7 @@ TEST(Drafts, AreRefusedWhereTheBitsWouldDependOnThem) {
   const std::shared_ptr<Drafter> drafter = make_ngram_drafter();
   EXPECT_THAT(refusal_of(with_drafts({.slots = 65}, drafter)), HasSubstr("at most 64 slots, or invariant steps"));
   EXPECT_THAT(refusal_of(with_drafts({.ahead = true}, drafter)), HasSubstr("cannot step ahead"));
-  EXPECT_THAT(refusal_of(with_drafts({}, drafter, 8)), HasSubstr("1 to 7 tokens, got 8"));
+  EXPECT_THAT(refusal_of(with_drafts({}, drafter, 8)), HasSubstr("0 to 7 tokens, got 8"));
   EXPECT_EQ(refusal_of(with_drafts({.slots = 64}, drafter)), "accepted");
   EngineOptions fixed{.slots = 2};
   fixed.decode.fixed_rows = true;
@@ -381,6 +407,28 @@ Ids ngram_draft(const Ids& tokens, int64_t most) {
   std::vector<Drafter::Request> requests{{0, &tokens, nullptr, most}};
   make_ngram_drafter()->draft(requests);
   return requests[0].drafts;
+}
+
+TEST(TextRepetition, DependsOnTheTextAlone) {
+  constexpr int64_t block = TextRepetition::kBlock;
+  Ids text = some_text(2 * block, 3);  // two blocks that do not repeat
+  for (int64_t i = 0; i < 3 * block; ++i) text.push_back(text[static_cast<size_t>(5 + i % 9)]);
+  for (const int64_t id : some_text(3 * block, 77)) text.push_back(id);
+  std::vector<bool> found;
+  TextRepetition by_token;
+  for (size_t length = 1; length <= text.size(); ++length) {
+    const std::span<const int64_t> prefix = std::span(text).first(length);
+    found.push_back(by_token.repeats(prefix));
+    EXPECT_EQ(TextRepetition().repeats(prefix), found.back()) << length;
+  }
+  // The block after two that repeat, up to that after the last one that does.
+  for (int64_t length = 1; length <= static_cast<int64_t>(text.size()); ++length)
+    EXPECT_EQ(found[static_cast<size_t>(length - 1)], length / block >= 3 && length / block <= 5) << length;
+  TextRepetition jumps;
+  for (const size_t length : {size_t{70}, size_t{71}, size_t{200}, size_t{150}, size_t{4}, text.size()})
+    EXPECT_EQ(jumps.repeats(std::span(text).first(length)), found[length - 1]) << length;
+  EXPECT_EQ(TextRepetition::left_in_block(0), block);
+  EXPECT_EQ(TextRepetition::left_in_block(block - 1), 1);
 }
 
 TEST(NgramDrafter, ContinuesTheLatestOccurrenceOfTheLongestGram) {
