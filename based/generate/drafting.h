@@ -94,7 +94,7 @@ class DraftLengths {
 
 struct DraftCounts {
   int64_t steps = 0;     // a step of n sequences counts n times
-  int64_t one_row = 0;   // of these, steps of text that does not repeat itself (DraftOptions::by_repetition)
+  int64_t one_row = 0;   // the number of one-row steps among them (DraftOptions::by_repetition)
   int64_t tokens = 0;    // sampled in these steps
   int64_t drafted = 0;   // draft tokens that were read
   int64_t accepted = 0;  // draft tokens that were accepted

@@ -53,10 +53,10 @@ size_t GramIndex::place(std::span<const int64_t> text, size_t end, size_t length
 
 bool TextRepetition::repeats(std::span<const int64_t> text) {
   constexpr size_t block = kBlock;
-  const size_t first = text.size() / block * block;  // of the next token's block
+  const size_t first = text.size() / block * block;  // token of the next token's block
   if (text.size() < counted_ || counted_ + block < first) {
     before_ = current_ = 0;
-    counted_ = first < block ? 0 : first - block;  // of earlier blocks nothing is needed
+    counted_ = first < block ? 0 : first - block;  // earlier blocks do not matter
   }
   for (; counted_ < text.size(); ++counted_) {
     if (counted_ % block == 0) before_ = std::exchange(current_, 0);

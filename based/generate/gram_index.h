@@ -30,9 +30,9 @@ class TextRepetition {
  public:
   static constexpr int64_t kBlock = 32;
 
-  // Whether the grams of the text before them predicted at least half of the tokens of a block: the one before the block of the token that
-  // follows `text`. Depends on the text alone. False in the first block. Calls with texts of which each continues the one before cost the
-  // time of the new tokens.
+  // Whether the block before that of the token after `text` repeats earlier text: at least half of its tokens were predicted by the grams
+  // before them. False in the first block. The result depends on the text alone. A call takes the time of the tokens that `text` has more
+  // than the text of the call before, if it begins with that text.
   bool repeats(std::span<const int64_t> text);
   // How many tokens may follow a text of this length in the block of the next token, at least 1.
   static int64_t left_in_block(size_t length) { return kBlock - static_cast<int64_t>(length) % kBlock; }

@@ -193,7 +193,8 @@ TEST_P(DraftsOfModels, GiveTheTextOfPlainSteps) {
   }
 }
 
-// Blocks that repeat what came before are drafted, others are decoded by one-row steps; with and without drafts the bits are the same.
+// Blocks after one that repeats earlier text are drafted, others are decoded by one-row steps; with and without drafts the bits are the
+// same.
 TEST_P(DraftsOfModels, GiveTheTextOfOneRowStepsWhereTextDoesNotRepeat) {
   const auto model = this->model();
   std::vector<int64_t> prompt = some_text(40, 3);

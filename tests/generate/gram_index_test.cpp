@@ -29,7 +29,7 @@ TEST(TextRepetition, DependsOnTheTextAlone) {
     found.push_back(by_token.repeats(prefix));
     EXPECT_EQ(TextRepetition().repeats(prefix), found.back()) << length;
   }
-  // The block after two that repeat, up to that after the last one that does.
+  // Blocks 2 to 4 repeat earlier text, so that blocks 3 to 5 are drafted.
   for (int64_t length = 1; length <= static_cast<int64_t>(text.size()); ++length)
     EXPECT_EQ(found[static_cast<size_t>(length - 1)], length / block >= 3 && length / block <= 5) << length;
   TextRepetition jumps;
