@@ -421,11 +421,11 @@ void setup(CommandLine app) {
   app.add_option(
       "--draft", options->draft,
       "guess the next tokens and verify them in one step, for the same text in less time: ngram, from the text's own repetitions, "
-      "or the folder of a smaller model with the same tokenizer, which runs on the CPU; none: only the steps of a run with ngram, which "
-      "on a GPU round in their own way",
+      "or the folder of a smaller model with the same tokenizer, which runs on the CPU; none: as ngram, but without "
+      "drafts, to compare with on a GPU, where such steps round otherwise than those of a run without --draft",
       kPath);
   app.add_option("--draft-tokens", options->draft_tokens,
-                 "with --draft: the most tokens that a step verifies; 0: only the steps of such a run", {0, kMostDraftTokens});
+                 "with --draft: the most tokens that a step verifies; 0: the same steps without drafts", {0, kMostDraftTokens});
   app.add_option("--profile", options->profile,
                  "file for a profile of this run, with a range of time for each step and layer; https://ui.perfetto.dev opens it", kPath);
   app.add_flag("--stream", options->stream, "print the text while it is generated");

@@ -36,7 +36,9 @@ struct DecodeOptions {
   // GPU. Such steps have their own bits, of which `fused` ones may have others than `recorded` and `plain` ones. `invariant` does not
   // change them.
   bool fixed_rows = false;
-  bool one_row_steps = false;  // with fixed_rows: also steps with DraftedSlot::one_row
+  // With fixed_rows: also one-row steps (DraftedSlot::one_row). They fuse what the steps of an engine without drafts fuse, which makes them
+  // faster than a step of one token in fixed rows and gives them bits of their own.
+  bool one_row_steps = false;
 };
 
 class DecodeStep {
@@ -99,9 +101,7 @@ class DecodeStep {
     int64_t slot = 0;
     std::vector<int64_t> drafts = {};
     std::span<const int64_t> stop_tokens = {};  // no draft is read after one of these
-    // Without drafts, and with DecodeOptions::one_row_steps: a step of one row, with the bits of such steps, which fuse as those of an
-    // engine without drafts do.
-    bool one_row = false;
+    bool one_row = false;                       // a one-row step (DecodeOptions::one_row_steps), which reads no drafts
   };
   // The tokens drawn for a slot: one from the logits after the input token, and one after each draft that equals the token drawn before it.
   // Log-probabilities and lists of likely tokens as in Readback, one for each token; empty if they are not kept.

@@ -140,7 +140,7 @@ void Drafting::add_step(const std::vector<Drafter::Request>& requests, const std
     counts_.accepted += accepted;
   }
   counts_.drafted += drafts;
-  // With one-row steps, whose times are others, a step has one sequence.
+  // The lengths of drafts follow the times of steps in fixed rows. A one-row step is faster, and is its sequence's alone.
   if (std::any_of(requests.begin(), requests.end(), [](const Drafter::Request& request) { return request.one_row; })) return;
   lengths_.add_step(static_cast<int64_t>(requests.size()), drafts, drafts > 0 ? seconds + drafting_seconds_ : seconds);
 }

@@ -20,7 +20,7 @@ class Drafter {
     const SamplingOptions* sampling = nullptr;     // its next tokens are sampled with these
     int64_t most = 0;
     std::vector<int64_t> drafts = {};  // the answer: up to `most` tokens, possibly none
-    bool one_row = false;              // set by Drafting: the step is that of an engine without drafts
+    bool one_row = false;              // set by Drafting: a one-row step (DraftOptions::by_repetition) reads the token
   };
   Drafter() = default;
   Drafter(const Drafter&) = delete;
@@ -107,8 +107,8 @@ struct DraftOptions {
   int64_t most = kMostDraftTokens;        // draft tokens of a sequence in a step, 0 (the same steps without drafts) to kMostDraftTokens
   bool adapts = true;                     // drafts have the lengths of DraftLengths; otherwise always `most`
   // With steps of a fixed number of rows, as on a GPU, and without `invariant`: blocks of text that its own n-grams do not predict
-  // (TextRepetition) are decoded by the steps of an engine without drafts, which are faster. Which steps decode a token depends on the text
-  // alone, so the bits of a text are those of the same options with most = 0.
+  // (TextRepetition) are decoded by one-row steps (DecodeOptions::one_row_steps). Which steps decode a token depends on the text alone, so
+  // the bits of a text are those of the same options with most = 0.
   bool by_repetition = false;
 };
 
