@@ -92,6 +92,8 @@ DraftOptions draft_options(const Options& options, const Place& place, int64_t s
 EngineOptions engine_options(const Options& options, const Place& place, int64_t slots) {
   EngineOptions engine;
   engine.slots = slots;
+  // Gains nothing on a CPU. A saved state has not read a token after a stop string.
+  engine.ahead = place.device.is_cuda() && options.save_state.empty();
   engine.drafts = draft_options(options, place, slots);
   engine.decode.steps = options.plain_steps ? Steps::plain : Steps::fused;
   engine.decode.invariant = options.invariant;
@@ -203,7 +205,6 @@ void run_many(const Options& options, const Place& place) {
   const int64_t slots = std::min(options.slots > 0 ? options.slots : usual_slots, prompts.size());
   const int64_t longest = grows(stored.config) ? prompts.longest(*make_tokenizer(options.model), defaults) : 1;
   EngineOptions settings = engine_options(options, place, slots);
-  settings.ahead = place.device.is_cuda() && !drafts;  // pipelining gains nothing on a CPU
   settings.max_idle_slot_steps = place.device.is_cuda() ? 4 : 0;
   const ModelPlace model{stored.config, place.dtype.value_or(stored.dtype), place.device, stored.form};
   const int64_t most = most_cache_tokens(options, model, settings);

@@ -43,7 +43,7 @@ struct Timed {
 
 // The engine without drafts has the steps of the one with drafts: on a GPU only these give the same bits.
 EngineOptions engine_options(const LanguageModel& model, DraftOptions drafts) {
-  EngineOptions options{.drafts = std::move(drafts)};
+  EngineOptions options{.ahead = model.device().is_cuda(), .drafts = std::move(drafts)};
   options.decode.fixed_rows = model.device().is_cuda();
   return options;
 }

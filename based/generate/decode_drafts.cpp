@@ -146,8 +146,7 @@ DecodeStep::DrawnTokens DecodeStep::run_drafts_of_sequence(const DraftedSlot& sl
   top_.reset();
   const bool redraws = adjustments_.adjusts(0) || top_counts_[0] > 0;
   Tensor seen = redraws ? options_.seen.clone() : Tensor();
-  BASED_ASSERT(!slot.one_row || (decode_.one_row_steps && slot.drafts.empty()));
-  slot.one_row ? sequence_step_->run_one_row() : sequence_step_->run(slot.drafts);
+  sequence_step_->run(slot.drafts);
   if (redraws) {
     for (int64_t row = 0; row == 0 || !is_last(drawn, slot); ++row) {
       redraw_row(row, seen);

@@ -227,19 +227,20 @@ void DecodeStep::set_tokens(const std::vector<int64_t>& slots, const std::vector
   token_.index_copy_(0, on_device(slots), on_device(tokens));
 }
 
-void DecodeStep::run(const std::vector<int64_t>& slots) {
+void DecodeStep::run(const std::vector<int64_t>& slots, bool one_row) {
   const Rows adjusted = rows_where(slots, [&](int64_t slot) { return adjustments_.adjusts(slot); });
   const Tensor seen = adjusted.slots.empty() ? Tensor() : options_.seen.index_select(0, on_device(adjusted.slots));
   roll_backs_.clear();
-  run_parts(slots);
+  run_parts(slots, one_row);
   if (!adjusted.slots.empty()) draw_adjusted(adjusted, seen, state_.position().index_select(0, on_device(adjusted.slots)));
   find_top(rows_where(slots, [&](int64_t slot) { return top_counts_[static_cast<size_t>(slot)] > 0; }));
   if (recordings_.empty()) logits_.clear();
 }
 
-void DecodeStep::run_parts(const std::vector<int64_t>& slots) {
+void DecodeStep::run_parts(const std::vector<int64_t>& slots, bool one_row) {
+  BASED_ASSERT(!one_row || decode_.one_row_steps);
   if (sequence_step_ != nullptr) {
-    sequence_step_->run({});
+    one_row ? sequence_step_->run_one_row() : sequence_step_->run({});
     return take_row(0);
   }
   if (!recordings_.empty()) {

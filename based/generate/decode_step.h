@@ -36,8 +36,8 @@ struct DecodeOptions {
   // GPU. Such steps have their own bits, of which `fused` ones may have others than `recorded` and `plain` ones. `invariant` does not
   // change them.
   bool fixed_rows = false;
-  // With fixed_rows: also one-row steps (DraftedSlot::one_row). They fuse what the steps of an engine without drafts fuse, which makes them
-  // faster than a step of one token in fixed rows and gives them bits of their own.
+  // With fixed_rows: also one-row steps, by run(). They fuse the operators that the steps of an engine without drafts fuse, which makes
+  // them faster than a step of one token in fixed rows and gives them bits of their own.
   bool one_row_steps = false;
 };
 
@@ -77,8 +77,8 @@ class DecodeStep {
   // A step of all slots, operator by operator; with fixed rows one that reads this many tokens.
   void run_all(int64_t tokens = 1) { sequence_step_ ? sequence_step_->run_operators(tokens) : static_cast<void>(step({})); }
   void run_one_row() { sequence_step_->run_one_row(); }  // SequenceStep::run_one_row(), recorded where steps are
-  // A step of these slots, in ascending order; asynchronous on a GPU.
-  void run(const std::vector<int64_t>& slots);
+  // A step of these slots, in ascending order; asynchronous on a GPU. `one_row`: a one-row step, which needs DecodeOptions::one_row_steps.
+  void run(const std::vector<int64_t>& slots, bool one_row = false);
   // Starts the copy of the last step's tokens to the host. At most `kReadbacks` copies may be in flight, so that the next step can be
   // launched before the tokens of this one are read.
   void begin_readback();
@@ -101,7 +101,6 @@ class DecodeStep {
     int64_t slot = 0;
     std::vector<int64_t> drafts = {};
     std::span<const int64_t> stop_tokens = {};  // no draft is read after one of these
-    bool one_row = false;                       // a one-row step (DecodeOptions::one_row_steps), which reads no drafts
   };
   // The tokens drawn for a slot: one from the logits after the input token, and one after each draft that equals the token drawn before it.
   // Log-probabilities and lists of likely tokens as in Readback, one for each token; empty if they are not kept.
@@ -146,7 +145,7 @@ class DecodeStep {
   void draw(const Tensor& padded, Tensor token, const ops::SampleOptions& options, Tensor log_probability);
   void store(const Slots& slots, const Tensor& token, const Tensor& seen, const Tensor& log_probability);
   ops::SampleOptions options_of(const Slots& slots) const;
-  void run_parts(const std::vector<int64_t>& slots);
+  void run_parts(const std::vector<int64_t>& slots, bool one_row);
   template <class Condition>
   Rows rows_where(const std::vector<int64_t>& slots, const Condition& condition) const {
     Rows found;

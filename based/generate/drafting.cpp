@@ -95,13 +95,14 @@ int64_t DraftLengths::next(int64_t sequence, int64_t sequences) {
   return 1;
 }
 
-int64_t Drafting::limit_of(Drafter::Request& request, int64_t sequences) {
+bool Drafting::steps_one_row(int64_t sequence, const std::vector<int64_t>& tokens, int64_t in_flight) {
+  if (!options_.by_repetition || in_flight >= TextRepetition::left_in_block(tokens.size())) return false;
+  return !repetitions_[sequence].repeats(tokens);
+}
+
+int64_t Drafting::limit_of(const Drafter::Request& request, int64_t sequences) {
   int64_t most = std::min(request.most, options_.most);
-  if (options_.by_repetition) {
-    request.one_row = !repetitions_[request.sequence].repeats(*request.tokens);
-    if (request.one_row) return 0;
-    most = std::min(most, TextRepetition::left_in_block(request.tokens->size()) - 1);
-  }
+  if (options_.by_repetition) most = std::min(most, TextRepetition::left_in_block(request.tokens->size()) - 1);
   return options_.adapts ? std::min(most, lengths_.next(request.sequence, sequences)) : most;
 }
 
@@ -132,16 +133,13 @@ void Drafting::add_step(const std::vector<Drafter::Request>& requests, const std
     if (added[i] == 0) continue;
     const auto read = static_cast<int64_t>(requests[i].drafts.size());
     const int64_t accepted = added[i] - 1;  // the last token is the model's own
-    if (!requests[i].one_row) lengths_.add_verified(requests[i].sequence, read, accepted);
-    counts_.one_row += requests[i].one_row ? 1 : 0;
+    lengths_.add_verified(requests[i].sequence, read, accepted);
     drafts += read;
     ++counts_.steps;
     counts_.tokens += added[i];
     counts_.accepted += accepted;
   }
   counts_.drafted += drafts;
-  // The lengths of drafts follow the times of steps in fixed rows. A one-row step is faster, and is its sequence's alone.
-  if (std::any_of(requests.begin(), requests.end(), [](const Drafter::Request& request) { return request.one_row; })) return;
   lengths_.add_step(static_cast<int64_t>(requests.size()), drafts, drafts > 0 ? seconds + drafting_seconds_ : seconds);
 }
 

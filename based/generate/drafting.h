@@ -20,7 +20,6 @@ class Drafter {
     const SamplingOptions* sampling = nullptr;     // its next tokens are sampled with these
     int64_t most = 0;
     std::vector<int64_t> drafts = {};  // the answer: up to `most` tokens, possibly none
-    bool one_row = false;              // set by Drafting: a one-row step (DraftOptions::by_repetition) reads the token
   };
   Drafter() = default;
   Drafter(const Drafter&) = delete;
@@ -117,16 +116,20 @@ class Drafting {
  public:
   explicit Drafting(DraftOptions options) : options_(std::move(options)) {}
 
+  // Whether a one-row step (DraftOptions::by_repetition) draws the sequence's next token, where it has `tokens` and `in_flight` more, which
+  // are not known. False, too, if that depends on those.
+  bool steps_one_row(int64_t sequence, const std::vector<int64_t>& tokens, int64_t in_flight);
   // Fills Request::drafts. `requests`: the sequences of a step; Request::most is the limit of the sequence itself, possibly 0.
   void draft(std::vector<Drafter::Request>& requests);
   // After the step: how many tokens it added to each sequence, 0 where it read one that was known already, and its time.
   void add_step(const std::vector<Drafter::Request>& requests, const std::vector<int64_t>& added, double seconds);
+  void add_one_row_step() { ++counts_.steps, ++counts_.one_row, ++counts_.tokens; }
   void forget(int64_t sequence);
   const DraftCounts& counts() const { return counts_; }
 
  private:
-  // The limit of the request's draft by DraftOptions; sets Request::one_row.
-  int64_t limit_of(Drafter::Request& request, int64_t sequences);
+  // The most tokens of the request's draft by DraftOptions.
+  int64_t limit_of(const Drafter::Request& request, int64_t sequences);
 
   DraftOptions options_;
   DraftLengths lengths_;

@@ -20,7 +20,6 @@ namespace {
 
 void check_drafts(const EngineOptions& options, torch::Device device) {
   if (!options.drafts.drafter) return;
-  if (options.ahead) throw UsageError("an engine with drafts cannot step ahead, because a draft follows the tokens before it");
   if (options.drafts.most < 0 || options.drafts.most > kMostDraftTokens)
     throw UsageError("a draft has 0 to " + std::to_string(kMostDraftTokens) + " tokens, got " + std::to_string(options.drafts.most));
   if (device.is_cpu() && options.slots > ops::kBatchInvariantRows && !options.decode.invariant)
@@ -308,15 +307,22 @@ void Engine::rewind_other_slots(const std::vector<int64_t>& slots) {
   state_.position().index_fill_(0, runtime::to_device(torch::tensor(others, torch::kInt64), model_.device()), 0);
 }
 
+// Whether the next step is a one-row step. False, too, if that depends on tokens in flight.
+bool Engine::next_is_one_row() {
+  const int64_t id = table_->owner(0);  // engines with one-row steps have one slot
+  if (!drafting_ || id < 0 || table_->at(id).is_prefilling) return false;
+  return drafting_->steps_one_row(id, table_->at(id).tokens, table_->at(id).steps_in_flight);
+}
+
 // Returns false if there is nothing to step, or if tokens in flight must be collected first.
-bool Engine::launch() {
+bool Engine::launch(bool one_row) {
   const std::vector<int64_t> slots = slots_to_step();
   if (slots.empty()) return false;
   if (model_.config().max_positions > 0 && decode_->steps_all()) rewind_other_slots(slots);
   if (reader_->cell() > 0) prefill_->load_input_tokens(slots);
   {
     const runtime::DeviceRange range(ProfileLevel::phases, "step", model_.device(), {{"rows", static_cast<int64_t>(slots.size())}});
-    decode_->run(slots);
+    decode_->run(slots, one_row);
   }
   auto& step = in_flight_.emplace_back();
   for (const int64_t slot : slots) {
@@ -370,7 +376,7 @@ void Engine::step_with_drafts() {
     const Sequence& sequence = table_->at(requests[i].sequence);
     const int64_t after = sequence.seen + 1 + static_cast<int64_t>(requests[i].drafts.size());
     if (pages != nullptr && after > pages->tokens(slots[i])) pages->hold(slots[i], after);
-    drafted.push_back({slots[i], requests[i].drafts, sequence.options.stop_tokens, requests[i].one_row});
+    drafted.push_back({slots[i], requests[i].drafts, sequence.options.stop_tokens});
     if (!requests[i].drafts.empty()) drafted_[requests[i].sequence] = {slots[i], sequence.seen};
   }
   table_->upload_pages();
@@ -413,6 +419,7 @@ void Engine::collect_oldest() {
     Sequence* const sequence = table_->find(id);
     if (sequence == nullptr || sequence->finish != Finish::none) continue;
     --sequence->steps_in_flight;
+    if (drafting_) drafting_->add_one_row_step();
     Output output{id, tokens.tokens[slot], tokens.log_probabilities != nullptr ? tokens.log_probabilities[slot] : 0};
     if (const auto top = tokens.top.find(slot); top != tokens.top.end() && output.token >= 0)
       output.log_probability = top->second.log_probability, output.top = std::move(top->second.most_likely);
@@ -428,30 +435,33 @@ void Engine::collect_all() {
   std::swap(outputs_, collected_);
 }
 
+// Reads prompts and launches the next step, unless it takes drafts, which follow the tokens before them.
+void Engine::begin_step() {
+  if (!reader_->defers_round()) read_prompts();
+  const bool one_row = next_is_one_row();
+  if (drafting_ && !one_row) return;
+  if (launch(one_row)) decode_->begin_readback();
+}
+
 const std::vector<Engine::Output>& Engine::step() {
   const torch::InferenceMode inference;
-  const auto begin = [this] {
-    if (!reader_->defers_round()) read_prompts();
-    if (launch()) decode_->begin_readback();
-  };
   outputs_ = std::exchange(collected_, {});
-  if (drafting_) {
-    if (!reader_->defers_round()) read_prompts();
-    step_with_drafts();
-    return outputs_;
-  }
   if (outputs_.empty()) {
-    if (in_flight_.empty()) begin();
-    if (ahead_ && !in_flight_.empty()) begin();
+    if (in_flight_.empty()) begin_step();
+    if (drafting_ && in_flight_.empty()) {
+      step_with_drafts();
+      return outputs_;
+    }
+    if (ahead_ && !in_flight_.empty()) begin_step();
     collect_oldest();
   }
-  if (ahead_ && in_flight_.empty()) begin();  // the tokens had to be collected before the next step
+  if (ahead_ && in_flight_.empty() && !drafting_) begin_step();  // the tokens had to be collected before the next step
   return outputs_;
 }
 
 void Engine::run(int64_t steps) {
   const torch::InferenceMode inference;
-  for (int64_t i = 0; i < steps && launch(); ++i) {
+  for (int64_t i = 0; i < steps && launch(/*one_row=*/false); ++i) {
     for (const auto& [slot, id] : in_flight_.front()) {
       Sequence& sequence = table_->at(id);
       sequence.steps_in_flight = 0;

@@ -43,7 +43,8 @@ struct EngineOptions {
   // step() launches the next step before it waits for the tokens of this one, so that a GPU never waits for the host. A call that reads a
   // sequence's state or changes its tokens first waits for the step in flight; the next step() returns the token of that step. A sequence
   // that ends at a stop token has been stepped once too often. step() therefore waits first if a sequence that has stop tokens keeps its
-  // state.
+  // state. With drafts only one-row steps (DraftOptions::by_repetition) are launched ahead, within a block, because drafts follow the
+  // tokens before them.
   bool ahead = false;
   // The kept states of prompts that are only read (max_tokens = 0) and end in the same step share memory, which is freed with the last of
   // them: they are made by one copy of each tensor instead of one for each sequence. Without effect on invariant engines.
@@ -53,7 +54,7 @@ struct EngineOptions {
   DecodeOptions decode = {};
   // Each step also reads drafts of the next tokens, and step() returns all tokens up to the first one that differs from its draft. A
   // sequence's tokens, log-probabilities and states are, bit for bit, those of an engine without drafts. Without `invariant` this holds if
-  // the same prompts are read together: drafts change the moments at which slots become free. Not with `ahead`. On the CPU for up to
+  // the same prompts are read together: drafts change the moments at which slots become free. On the CPU for up to
   // ops::kBatchInvariantRows slots, or any number with `invariant`. On a GPU for one slot, with DecodeOptions::fixed_rows: there an engine
   // without drafts has the same bits if it has that option, too. The constructor throws UsageError for other options.
   DraftOptions drafts = {};
@@ -145,7 +146,9 @@ class Engine {
   void keep_final_states();
   std::vector<int64_t> slots_to_step();
   void rewind_other_slots(const std::vector<int64_t>& slots);
-  bool launch();
+  bool next_is_one_row();
+  bool launch(bool one_row);
+  void begin_step();
   void step_with_drafts();
   int64_t most_drafts(const Sequence& sequence) const;
   void take_back(int64_t id, Sequence& sequence, int64_t unwanted);

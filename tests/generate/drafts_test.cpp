@@ -5,7 +5,6 @@
 #include <torch/cuda.h>
 
 #include <functional>
-#include <random>
 #include <set>
 
 #include "based/core/error.h"
@@ -193,28 +192,73 @@ TEST_P(DraftsOfModels, GiveTheTextOfPlainSteps) {
   }
 }
 
+// A text whose last blocks repeat each other, so that the block after it is drafted.
+Ids repetitive_text() {
+  Ids text = some_text(40, 3);
+  for (size_t i = 0; i < 70; ++i) text.push_back(text[5 + i % 7]);
+  return text;
+}
+
+EngineOptions by_repetition(EngineOptions options, int64_t most, bool ahead) {
+  options = with_drafts(std::move(options), make_ngram_drafter(), most);
+  options.drafts.by_repetition = true;
+  options.ahead = ahead;
+  return options;
+}
+
 // Blocks after one that repeats earlier text are drafted, others are decoded by one-row steps; with and without drafts the bits are the
-// same.
+// same. So they are if steps are launched ahead.
 TEST_P(DraftsOfModels, GiveTheTextOfOneRowStepsWhereTextDoesNotRepeat) {
   const auto model = this->model();
-  std::vector<int64_t> prompt = some_text(40, 3);
-  for (int64_t i = 0; i < 70; ++i) prompt.push_back(prompt[static_cast<size_t>(5 + i % 7)]);
   for (const SamplingOptions& sampling : samplings()) {
-    const std::vector<Wanted> wanted{{prompt, {.sampling = sampling, .max_tokens = 90}}};
-    const auto with_most = [&](int64_t most) {
-      EngineOptions options = with_drafts(DraftsOfModels::options(), make_ngram_drafter(), most);
-      options.drafts.by_repetition = true;
-      return generate(*model, options, wanted);
-    };
-    const Made expected = with_most(0);
+    const std::vector<Wanted> wanted{{repetitive_text(), {.sampling = sampling, .max_tokens = 90}}};
+    const Made expected = generate(*model, by_repetition(options(), 0, false), wanted);
     const bool has_one_row_steps = options().decode.fixed_rows && !options().decode.invariant;
-    for (const int64_t most : {1, 4, 7}) {
-      const Made made = with_most(most);
-      expect_same(made, expected, "drafts of " + std::to_string(most));
-      EXPECT_GT(made.counts.drafted, 0);
-      EXPECT_EQ(made.counts.one_row > 0, has_one_row_steps);
-      EXPECT_LT(made.counts.one_row, made.counts.steps);
+    for (const int64_t most : {0, 1, 4, 7}) {
+      for (const bool ahead : {false, true}) {
+        const std::string where = "drafts of " + std::to_string(most) + (ahead ? ", ahead" : "");
+        const Made made = generate(*model, by_repetition(options(), most, ahead), wanted);
+        expect_same(made, expected, where);
+        EXPECT_EQ(made.counts.tokens, 90) << where;
+        EXPECT_EQ(made.counts.drafted > 0, most > 0) << where;
+        EXPECT_EQ(made.counts.one_row > 0, has_one_row_steps) << where;
+        EXPECT_LT(made.counts.one_row, made.counts.steps) << where;
+      }
     }
+  }
+}
+
+// Snapshots and forks between steps, of which one may be in flight, and a sequence that is removed while one is.
+TEST_P(DraftsOfModels, LeaveTheStateOfTheTextBetweenOneRowSteps) {
+  const auto model = this->model();
+  SequenceOptions options{.sampling = kDrawn, .max_tokens = 90};
+  const auto ids_of = [](Engine& engine, int64_t sequence) {
+    while (engine.finish(sequence) == Finish::none) engine.step();
+    return engine.text(sequence);
+  };
+  const Made expected = generate(*model, by_repetition(DraftsOfModels::options(), 0, false), {{repetitive_text(), options}});
+  Engine plain(*model, by_repetition(DraftsOfModels::options(), 0, false));
+  Engine engine(*model, by_repetition(DraftsOfModels::options(), 7, true));
+  for (const int64_t stops_after : {1, 20, 33, 50, 70}) {
+    const int64_t expected_id = plain.add(repetitive_text(), options), sequence = engine.add(repetitive_text(), options);
+    Ids returned;
+    while (static_cast<int64_t>(returned.size()) < stops_after)
+      for (const Engine::Output& output : engine.step()) returned.push_back(output.token);
+    const SequenceState snapshot = engine.snapshot(sequence);
+    while (plain.text(expected_id).size() < snapshot.ids.size()) plain.step();
+    const std::string where = "after " + std::to_string(stops_after) + " tokens";
+    expect_same_state(snapshot, plain.snapshot(expected_id), where);
+    for (const Engine::Output& output : engine.step()) returned.push_back(output.token);
+    EXPECT_TRUE(std::equal(returned.begin(), returned.end(), expected.texts.at(0).begin() + static_cast<int64_t>(repetitive_text().size())))
+        << where;
+    engine.remove(sequence);
+    plain.remove(expected_id);
+    SequenceOptions rest = options;
+    rest.max_tokens = options.max_tokens - static_cast<int64_t>(snapshot.ids.size() - repetitive_text().size());
+    SequenceState copy{snapshot.ids, snapshot.state.extract(0), snapshot.cells};
+    const int64_t continued = engine.add(std::move(copy), rest);
+    EXPECT_EQ(ids_of(engine, continued), expected.texts.at(0)) << where;
+    engine.remove(continued);
   }
 }
 
@@ -394,7 +438,6 @@ std::string refusal_of(const EngineOptions& options) {
 TEST(Drafts, AreRefusedWhereTheBitsWouldDependOnThem) {
   const std::shared_ptr<Drafter> drafter = make_ngram_drafter();
   EXPECT_THAT(refusal_of(with_drafts({.slots = 65}, drafter)), HasSubstr("at most 64 slots, or invariant steps"));
-  EXPECT_THAT(refusal_of(with_drafts({.ahead = true}, drafter)), HasSubstr("cannot step ahead"));
   EXPECT_THAT(refusal_of(with_drafts({}, drafter, 8)), HasSubstr("0 to 7 tokens, got 8"));
   EXPECT_EQ(refusal_of(with_drafts({.slots = 64}, drafter)), "accepted");
   EngineOptions fixed{.slots = 2};
@@ -464,94 +507,6 @@ TEST(ModelDrafter, EndsAtItsPositions) {
     EXPECT_EQ(requests[0].drafts.size(), static_cast<size_t>(std::max<int64_t>(25 - length, 0))) << length;
     EXPECT_GE(requests[0].most, 0) << length;
   }
-}
-
-// A plain step takes 1 s and each draft token 0.1 s.
-TEST(DraftLengths, FollowTheShareThatIsAccepted) {
-  DraftLengths lengths;
-  EXPECT_EQ(lengths.next(0, 1), 0);  // the time of a plain step is unknown
-  lengths.add_step(1, 0, 9), lengths.add_step(1, 0, 1);
-  EXPECT_EQ(lengths.next(0, 1), 2);  // p = 1/2: 1.75 tokens in 1.25 s; a third draft token gives 1.875 in 1.375 s
-  for (int i = 0; i < 20; ++i) {
-    lengths.add_verified(0, 7, 7);
-    lengths.add_step(1, 7, 1.7);
-  }
-  EXPECT_EQ(lengths.next(0, 1), 7);
-  int drafted = 0;
-  for (; lengths.next(0, 1) > 0 && drafted < 30; ++drafted) {
-    lengths.add_verified(0, lengths.next(0, 1), 0);
-    lengths.add_step(1, 1, 1.1);
-  }
-  EXPECT_LT(drafted, 15);  // it gives up
-  int trials = 0;
-  for (int i = 0; i < 200; ++i) {
-    const int64_t length = lengths.next(0, 1);
-    EXPECT_LE(length, 1);
-    lengths.add_verified(0, length, 0);
-    trials += length > 0 ? 1 : 0;
-  }
-  EXPECT_GE(trials, 3);
-  EXPECT_LE(trials, 6);
-  for (int i = 0; i < 200 && lengths.next(0, 1) < 7; ++i) lengths.add_verified(0, lengths.next(0, 1), lengths.next(0, 1));
-  EXPECT_EQ(lengths.next(0, 1), 7);  // and finds a text that repeats itself again
-}
-
-TEST(DraftLengths, FollowTheTimeOfADraft) {
-  DraftLengths lengths;
-  lengths.add_step(1, 0, 1), lengths.add_step(1, 0, 1);
-  for (int i = 0; i < 20; ++i) lengths.add_verified(0, 7, 7);
-  lengths.add_step(1, 7, 8);  // each token takes as long as a step
-  EXPECT_EQ(lengths.next(0, 1), 0);
-  for (int i = 0; i < 60; ++i) lengths.add_step(1, 7, 1.07);
-  EXPECT_EQ(lengths.next(0, 1), 7);
-  lengths.add_step(1, 0, 1);
-  for (int i = 0; i < 60; ++i) lengths.add_step(1, 7, 7.4);  // drafting takes as long as a step
-  EXPECT_EQ(lengths.next(0, 1), 0);
-}
-
-TEST(DraftLengths, MeasurePlainStepsAgain) {
-  DraftLengths lengths;
-  lengths.add_step(1, 0, 1), lengths.add_step(1, 0, 1);
-  int drafted = 0;
-  for (; drafted < 200 && lengths.next(0, 1) > 0; ++drafted) {
-    lengths.add_verified(0, 7, 7);
-    lengths.add_step(1, 7, 1.7);
-  }
-  EXPECT_EQ(drafted, 64);
-  lengths.add_step(1, 0, 1);
-  EXPECT_EQ(lengths.next(0, 1), 7);
-}
-
-// The time that a text of 3,000 tokens takes, as a share of the time by plain steps, each of which takes 1 s. One measured time in fifty is
-// a hundred times too long.
-double share_of_plain_time(double fixed, double each, double chance) {
-  DraftLengths lengths;
-  std::mt19937 random(5);
-  std::uniform_real_distribution<double> uniform;
-  double seconds = 0;
-  int64_t tokens = 0;
-  while (tokens < 3000) {
-    const int64_t length = lengths.next(0, 1);
-    int64_t accepted = 0;
-    while (accepted < length && uniform(random) < chance) ++accepted;
-    const double step = 1 + (length > 0 ? fixed + each * static_cast<double>(length) : 0);
-    lengths.add_verified(0, length, accepted);
-    lengths.add_step(1, length, uniform(random) < 0.02 ? 100 * step : step);
-    seconds += step;
-    tokens += 1 + accepted;
-  }
-  return seconds / static_cast<double>(tokens);
-}
-
-// Small models, whose steps with drafts have a large fixed part, and large ones; drafts that are never, sometimes and always right.
-TEST(DraftLengths, LoseAFewPercentOfTheTimeAtMost) {
-  for (const double fixed : {0.0, 0.3, 4.0, 20.0})
-    for (const double each : {0.05, 0.3, 1.0})
-      for (const double chance : {0.0, 0.5, 0.9, 1.0})
-        EXPECT_LT(share_of_plain_time(fixed, each, chance), 1 / 0.95) << "fixed " << fixed << ", each " << each << ", chance " << chance;
-  EXPECT_LT(share_of_plain_time(0, 0.05, 1), 0.25);
-  EXPECT_LT(share_of_plain_time(0, 0.05, 0.75), 0.55);
-  EXPECT_LT(share_of_plain_time(2, 0.2, 1), 0.75);
 }
 
 }  // namespace drafts_test
