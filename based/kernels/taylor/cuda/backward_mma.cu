@@ -3,6 +3,8 @@
 // decay. "Rows" are the tokens whose gradients are computed, "sources" the tokens that are summed over: for dq the rows are queries and the
 // sources keys, from the first token to the last; for dk and dv the rows are keys and the sources queries, from the last token to the
 // first. docs/kernels/taylor-attention.md describes it.
+#include <type_traits>
+
 #include "based/kernels/taylor/cuda/gradients.cuh"
 #include "based/kernels/taylor/cuda/launchers.h"
 #include "based/kernels/taylor/cuda/mma_state.cuh"
@@ -10,10 +12,6 @@
 namespace based::kernels::cuda::detail {
 namespace taylor_mma {
 namespace {
-
-// At 24, 64 columns need more registers than a thread has, and more than 99 KB of shared memory; docs/lab/taylor.md has their times.
-template <int kDim>
-using GradientShape = Shape<kDim, kDim <= 16 ? 64 : 32>;
 
 // Scratch of the kernels.
 struct Workspace {
@@ -28,8 +26,19 @@ struct Workspace {
 template <class S>
 struct GradientOffsets : Offsets<S> {
   static constexpr uint32_t kRowValues = Offsets<S>::kEnd, kDd = kRowValues + S::kValueBytes, kAll = kDd + kChunk * 4;
-  static_assert(kAll <= 101376);
 };
+
+// Calls `call` with the shape of the blocks: 64 columns of the head dimension where the registers and the GPU's shared memory allow it.
+template <class Call>
+auto with_shape(int feature_dim, const Call& call) {
+  using Wide24 = Shape<24, 64>;
+  switch (feature_dim) {
+    case 8: return call(Shape<8, 64>());
+    case 16: return call(Shape<16, 64>());
+    case 24: return block_shared_memory() >= static_cast<int>(GradientOffsets<Wide24>::kAll) ? call(Wide24()) : call(Shape<24, 32>());
+    default: return call(Shape<32, 32>());
+  }
+}
 
 // One direction of a block's head and slice: kBackward is false for dq, true for dk and dv.
 template <class S, bool kBackward>
@@ -108,51 +117,63 @@ struct GradientRows {
 };
 
 // The pairs of the rows with the chunk's sources of which they depend: g = (1 + a)(row values · source values + dD) gives the gradients of
-// the rows, w(a) those of the keys' values. dD is that of the query.
+// the rows, w(a) those of the keys' values. dD is that of the query. An iteration has 16 or, so that more mma run at a time, 32 sources,
+// where a thread has registers for them.
 template <class S, bool kBackward>
 __device__ __forceinline__ void add_pair_gradients(GradientRows<S>& rows, uint32_t base, const Decay& decay, int tile) {
   using At = GradientOffsets<S>;
+  constexpr int kParts = S::kDim == 32 ? 1 : 2;  // parts of 16 sources
   const int lane = lane_index(), matrix = lane / 8, row = lane / 4, column = 2 * (lane % 4);
 #pragma unroll 1
-  for (int c = kBackward ? tile : 0; c < (kBackward ? kChunk / 16 : tile + 1); ++c) {
-    float score[2][4] = {}, product[2][4] = {};
-    scores(score, rows.x, base + At::kSource, 16 * c);
+  for (int c = kBackward ? tile / kParts * kParts : 0; c < (kBackward ? kChunk / 16 : tile + 1); c += kParts) {
+    float score[2 * kParts][4] = {}, product[2 * kParts][4] = {};  // [i]: sources 8i … 8i + 7
 #pragma unroll
-    for (int m = 0; m < S::kColumnTiles; ++m) {
-      uint32_t b[4];
-      ldmatrix(b, base + At::kValues + value_at<S::kWidth>(16 * c + 8 * (matrix / 2) + lane % 8, 2 * m + matrix % 2));
-      mma_16x8x16(product[0], rows.values[m], b[0], b[1]);
-      mma_16x8x16(product[1], rows.values[m], b[2], b[3]);
-    }
-    uint32_t g[4], w[4];
+    for (int part = 0; part < kParts; ++part) scores(&score[2 * part], rows.x, base + At::kSource, 16 * (c + part));
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float2 source_dd = load_shared_float2(base + At::kDd + (16 * c + 8 * j + column) * 4);
-      float x[4], y[4];
+    for (int m = 0; m < S::kColumnTiles; ++m)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int between = 16 * (tile - c) + row + (i & 2 ? 8 : 0) - (8 * j + column + (i & 1)), distance = kBackward ? -between : between;
-        const float a = score[j][i];
-        float dd = kBackward ? (i & 1 ? source_dd.y : source_dd.x) : (i & 2 ? rows.dd.y : rows.dd.x), factor = 1;
-        if (decay.given) {
-          const auto d = static_cast<float>(max(distance, 0));
-          factor = exp2_approx(d * decay.numerator), dd *= exp2_approx(d * decay.denominator);
-        }
-        x[i] = distance >= 0 ? (1.0F + a) * fmaf(product[j][i], factor, dd) : 0.0F;
-        y[i] = distance >= 0 ? fmaf(a, fmaf(a, 0.5F, 1.0F), 1.0F) * factor : 0.0F;
+      for (int part = 0; part < kParts; ++part) {
+        uint32_t b[4];
+        ldmatrix(b, base + At::kValues + value_at<S::kWidth>(16 * (c + part) + 8 * (matrix / 2) + lane % 8, 2 * m + matrix % 2));
+        mma_16x8x16(product[2 * part], rows.values[m], b[0], b[1]);
+        mma_16x8x16(product[2 * part + 1], rows.values[m], b[2], b[3]);
       }
-      g[2 * j] = pack_bf16(x[0], x[1]), g[2 * j + 1] = pack_bf16(x[2], x[3]);
-      w[2 * j] = pack_bf16(y[0], y[1]), w[2 * j + 1] = pack_bf16(y[2], y[3]);
-    }
+    uint32_t g[kParts][4], w[kParts][4];
+    const auto weigh_pairs = [&](auto decays) {
 #pragma unroll
-    for (int block = 0; block < S::kBlocks; block += 2) {
-      uint32_t b[4];
-      ldmatrix_transposed(
-          b, base + At::kSource + (16 * c + 8 * (matrix % 2) + lane % 8) * S::kRowPitch + min(block + matrix / 2, S::kBlocks - 1) * 16);
-      mma_16x8x16(rows.pairs[block], g, b[0], b[1]);
-      if (block + 1 < S::kBlocks) mma_16x8x16(rows.pairs[(block + 1) % S::kBlocks], g, b[2], b[3]);
+      for (int j = 0; j < 2 * kParts; ++j) {
+        const float2 source_dd = load_shared_float2(base + At::kDd + (16 * c + 8 * j + column) * 4);
+        float x[4], y[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int between = 16 * (tile - c) + row + (i & 2 ? 8 : 0) - (8 * j + column + (i & 1)),
+                    distance = kBackward ? -between : between;
+          const float a = score[j][i];
+          float dd = kBackward ? (i & 1 ? source_dd.y : source_dd.x) : (i & 2 ? rows.dd.y : rows.dd.x), factor = 1;
+          if constexpr (decays) {
+            const auto d = static_cast<float>(max(distance, 0));
+            factor = exp2_approx(d * decay.numerator), dd *= exp2_approx(d * decay.denominator);
+          }
+          x[i] = distance >= 0 ? (1.0F + a) * fmaf(product[j][i], factor, dd) : 0.0F;
+          y[i] = distance >= 0 ? fmaf(a, fmaf(a, 0.5F, 1.0F), 1.0F) * factor : 0.0F;
+        }
+        g[j / 2][2 * (j % 2)] = pack_bf16(x[0], x[1]), g[j / 2][2 * (j % 2) + 1] = pack_bf16(x[2], x[3]);
+        w[j / 2][2 * (j % 2)] = pack_bf16(y[0], y[1]), w[j / 2][2 * (j % 2) + 1] = pack_bf16(y[2], y[3]);
+      }
+    };
+    decay.given ? weigh_pairs(std::true_type()) : weigh_pairs(std::false_type());
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int block = 0; block < S::kBlocks; block += 2) {
+        uint32_t b[4];
+        ldmatrix_transposed(b, base + At::kSource + (16 * (c + part) + 8 * (matrix % 2) + lane % 8) * S::kRowPitch +
+                                   min(block + matrix / 2, S::kBlocks - 1) * 16);
+        mma_16x8x16(rows.pairs[block], g[part], b[0], b[1]);
+        if (block + 1 < S::kBlocks) mma_16x8x16(rows.pairs[(block + 1) % S::kBlocks], g[part], b[2], b[3]);
+      }
+      if constexpr (kBackward) multiply_values<S::kWidth>(rows.dv, w[part], base + At::kValues, 16 * (c + part));
     }
-    if constexpr (kBackward) multiply_values<S::kWidth>(rows.dv, w, base + At::kValues, 16 * c);
   }
 }
 
@@ -181,7 +202,7 @@ template <class S>
 __device__ __forceinline__ void state_gradients(float (&dx)[S::kBlocks][4], const GradientRows<S>& rows, uint32_t base, float a, float b) {
   const int lane = lane_index(), matrix = lane / 8, t = lane % 4;
   const uint32_t at = base + GradientOffsets<S>::kState + (8 * (matrix % 2) + lane % 8) * S::kStatePitch + matrix / 2 * 16;
-  const float x = 1.0F / a, y = 1.0F / b;
+  const float x = __fdividef(1.0F, a), y = __fdividef(1.0F, b);
   float sum[2][S::kDim] = {};
 #pragma unroll
   for (int block = 0; block < S::kBlocks; ++block) {
@@ -258,26 +279,11 @@ __device__ __forceinline__ void finish_gradients(const Gradient<S, kBackward>& j
   const auto distance = [&](int r) { return static_cast<float>(kBackward ? max(tokens - 1 - r, 0) : r + 1); };
   const float da = distance(row), db = distance(row + 8);
   // As in the forward, the factors are at least 2^-60.
-  const float a = exp2f(fmaxf(da * decay.numerator, -60.0F)), b = exp2f(fmaxf(db * decay.numerator, -60.0F));
-  float dx[S::kBlocks][4];
-  state_gradients(dx, rows, base, a, b);
-  float u[S::kBlocks][4] = {};
-  multiply_pairs(u, rows.x, base);
-  const float own = job.slice == 0 ? 1.0F : 0.0F;  // the sums of a backward state contain dD, which only the first slice adds
-  const float dda = (kBackward ? own : rows.dd.x) * exp2f(da * decay.denominator),
-              ddb = (kBackward ? own : rows.dd.y) * exp2f(db * decay.denominator);
-#pragma unroll
-  for (int block = 0; block < S::kBlocks; ++block) {
-    const float2 k = load_shared_float2(base + At::kSums + (8 * block + 2 * (lane % 4)) * 4);
-    dx[block][0] = fmaf(dx[block][0], a, (u[block][0] + k.x) * dda);
-    dx[block][1] = fmaf(dx[block][1], a, (u[block][1] + k.y) * dda);
-    dx[block][2] = fmaf(dx[block][2], b, (u[block][2] + k.x) * ddb);
-    dx[block][3] = fmaf(dx[block][3], b, (u[block][3] + k.y) * ddb);
-  }
-  store_gradient(job, dx, at, tokens);
+  const float a = decay.given ? exp2_approx(fmaxf(da * decay.numerator, -60.0F)) : 1.0F,
+              b = decay.given ? exp2_approx(fmaxf(db * decay.numerator, -60.0F)) : 1.0F;
   if constexpr (kBackward) {
     if (decay.given) {
-      const float x = 1.0F / a, y = 1.0F / b;
+      const float x = __fdividef(1.0F, a), y = __fdividef(1.0F, b);
 #pragma unroll
       for (auto& tile : rows.dv) tile[0] *= x, tile[1] *= x, tile[2] *= y, tile[3] *= y;
     }
@@ -292,6 +298,25 @@ __device__ __forceinline__ void finish_gradients(const Gradient<S, kBackward>& j
       if (row + 8 < tokens) *reinterpret_cast<uint32_t*>(to + 8 * stride + 8 * j) = pack_bf16(rows.dv[j][2] * b, rows.dv[j][3] * b);
     }
   }
+  float dx[S::kBlocks][4];
+  state_gradients(dx, rows, base, a, b);
+#pragma unroll
+  for (auto& tile : dx) tile[0] *= a, tile[1] *= a, tile[2] *= b, tile[3] *= b;
+  if (job.slice == 0) {  // the denominator's part
+    float u[S::kBlocks][4] = {};
+    multiply_pairs(u, rows.x, base);
+    const float dda = (kBackward ? 1.0F : rows.dd.x) * exp2_approx(da * decay.denominator),
+                ddb = (kBackward ? 1.0F : rows.dd.y) * exp2_approx(db * decay.denominator);
+#pragma unroll
+    for (int block = 0; block < S::kBlocks; ++block) {
+      const float2 k = load_shared_float2(base + At::kSums + (8 * block + 2 * (lane % 4)) * 4);
+      dx[block][0] = fmaf(u[block][0] + k.x, dda, dx[block][0]);
+      dx[block][1] = fmaf(u[block][1] + k.y, dda, dx[block][1]);
+      dx[block][2] = fmaf(u[block][2] + k.x, ddb, dx[block][2]);
+      dx[block][3] = fmaf(u[block][3] + k.y, ddb, dx[block][3]);
+    }
+  }
+  store_gradient(job, dx, at, tokens);
 }
 
 // Advances state s over tokens [begin, end) in this direction and, where kGradients, computes their gradients.
@@ -328,8 +353,8 @@ __device__ __forceinline__ void walk(const Gradient<S, kBackward>& job, State<S>
     store_weights(job, base, decay, at, tokens);
     __syncthreads();  // the transposed sources and their weights are complete
     if (decay.given) s.scale(decay.state_factor(tokens), decay.sums_factor(tokens));
-    add_values(s, base, base + At::kValues, decay.given);
-    add_sums(s, base, weighted);
+    add_values<2>(s, base, base + At::kValues, decay.given);
+    if (job.slice == 0) add_sums<2>(s, base, weighted);
     GradientRows<S> rows;
     if constexpr (kGradients) {
       rows.load(base, row_tile());
@@ -386,16 +411,16 @@ __device__ __forceinline__ void run(const TaylorAttentionBackward& p, const Work
   }
 }
 
-// blockIdx.z = direction · slices + slice, here and in `gradients`.
+// blockIdx.z = direction · slices + slice, here and in `gradients`. Blocks for dk and dv take longer and are the first to start.
 template <class S>
 __global__ void __launch_bounds__(kThreads, 1) park_states(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
   Work item;
   if (!find_work<kThreads>(p.forward, work.plan.segment, blockIdx.x, item)) return;
   const int slices = work.plan.slices, z = static_cast<int>(blockIdx.z);
   if (z < slices) {
-    park<S, false>(p, work, item, z);
+    park<S, true>(p, work, item, z);
   } else {
-    park<S, true>(p, work, item, z - slices);
+    park<S, false>(p, work, item, z - slices);
   }
 }
 
@@ -405,9 +430,9 @@ __global__ void __launch_bounds__(kThreads, 1) gradients(const __grid_constant__
   if (!find_work<kThreads>(p.forward, work.plan.segment, blockIdx.x, item)) return;
   const int slices = work.plan.slices, z = static_cast<int>(blockIdx.z);
   if (z < slices) {
-    run<S, false>(p, work, item, z);
+    run<S, true>(p, work, item, z);
   } else {
-    run<S, true>(p, work, item, z - slices);
+    run<S, false>(p, work, item, z - slices);
   }
 }
 
@@ -415,11 +440,6 @@ template <class S>
 GradientLayout<Workspace> make_layout(const TaylorAttentionBackward& p) {
   const Plan plan = make_plan<S>(p.forward, 2, 1);
   return gradient_layout<Workspace>(p, plan, parked_floats(p.forward, plan));
-}
-
-template <class S>
-int64_t backward_scratch(const TaylorAttentionBackward& p) {
-  return make_layout<S>(p).bytes;
 }
 
 template <class S>
@@ -447,19 +467,10 @@ Status backward(const TaylorAttentionBackward& p, void* scratch, cudaStream_t s)
     pass_state_gradients<256><<<row_grid, kThreads, 0, s>>>(p);
   }
   if (work.partial != nullptr) {
-    const dim3 sum_grid(static_cast<unsigned>(ceil_div(f.tokens * f.heads * f.feature_dim, kThreads)), 2);
+    const dim3 sum_grid(static_cast<unsigned>(ceil_div(f.tokens * f.heads * f.feature_dim / 8, kThreads)), 2);
     sum_gradient_slices<bf16><<<sum_grid, kThreads, 0, s>>>(p, work.partial, work.plan.slices);
   }
   return launched();
-}
-
-int backward_shared(int feature_dim) {
-  switch (feature_dim) {
-    case 8: return GradientOffsets<GradientShape<8>>::kAll;
-    case 16: return GradientOffsets<GradientShape<16>>::kAll;
-    case 24: return GradientOffsets<GradientShape<24>>::kAll;
-    default: return GradientOffsets<GradientShape<32>>::kAll;
-  }
 }
 
 }  // namespace
@@ -467,28 +478,20 @@ int backward_shared(int feature_dim) {
 
 bool taylor_backward_mma_supports(const TaylorAttentionBackward& p) {
   return p.forward.tokens > 0 && taylor_forward_mma_supports(p.forward) && p.forward.denominator != nullptr && aligned16(p.grad_y) &&
-         aligned16(p.grad_q) && aligned16(p.grad_k) && aligned16(p.grad_v) &&
-         block_shared_memory() >= taylor_mma::backward_shared(p.forward.feature_dim);
+         aligned16(p.grad_q) && aligned16(p.grad_k) && aligned16(p.grad_v) && taylor_mma::with_shape(p.forward.feature_dim, [](auto shape) {
+           return block_shared_memory() >= static_cast<int>(taylor_mma::GradientOffsets<decltype(shape)>::kAll);
+         });
 }
 
 int64_t taylor_backward_mma_scratch(const TaylorAttentionBackward& p) {
-  switch (p.forward.feature_dim) {
-    case 8: return taylor_mma::backward_scratch<taylor_mma::GradientShape<8>>(p);
-    case 16: return taylor_mma::backward_scratch<taylor_mma::GradientShape<16>>(p);
-    case 24: return taylor_mma::backward_scratch<taylor_mma::GradientShape<24>>(p);
-    default: return taylor_mma::backward_scratch<taylor_mma::GradientShape<32>>(p);
-  }
+  return taylor_mma::with_shape(p.forward.feature_dim, [&](auto shape) { return taylor_mma::make_layout<decltype(shape)>(p).bytes; });
 }
 
 Status taylor_backward_mma(const TaylorAttentionBackward& arguments, void* scratch, Queue queue) {
   TaylorAttentionBackward p = arguments;
   p.forward = with_strides(p.forward);
-  switch (p.forward.feature_dim) {
-    case 8: return taylor_mma::backward<taylor_mma::GradientShape<8>>(p, scratch, stream_of(queue));
-    case 16: return taylor_mma::backward<taylor_mma::GradientShape<16>>(p, scratch, stream_of(queue));
-    case 24: return taylor_mma::backward<taylor_mma::GradientShape<24>>(p, scratch, stream_of(queue));
-    default: return taylor_mma::backward<taylor_mma::GradientShape<32>>(p, scratch, stream_of(queue));
-  }
+  return taylor_mma::with_shape(p.forward.feature_dim,
+                                [&](auto shape) { return taylor_mma::backward<decltype(shape)>(p, scratch, stream_of(queue)); });
 }
 
 }  // namespace based::kernels::cuda::detail

@@ -374,8 +374,8 @@ Status taylor_backward_sm90(const TaylorAttentionBackward& arguments, void* scra
   gradients<<<grid, kThreads, kShared, s>>>(p, work);
   if (p.grad_initial_kv_state != nullptr) pass_state_gradients<256><<<static_cast<unsigned>(f.rows), 256, 0, s>>>(p);
   if (work.partial != nullptr) {
-    const int64_t count = f.tokens * f.heads * f.feature_dim;
-    sum_gradient_slices<bf16><<<dim3(static_cast<unsigned>(ceil_div(count, 256)), 2), 256, 0, s>>>(p, work.partial, work.plan.slices);
+    const int64_t threads = f.tokens * f.heads * f.feature_dim / 8;
+    sum_gradient_slices<bf16><<<dim3(static_cast<unsigned>(ceil_div(threads, 256)), 2), 256, 0, s>>>(p, work.partial, work.plan.slices);
   }
   return launched();
 }

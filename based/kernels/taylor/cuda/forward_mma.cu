@@ -1,5 +1,7 @@
 // Taylor attention forward with mma.sync, for any GPU from sm_80: bf16, feature_dim 8, 16, 24 or 32, with or without decay.
 // docs/kernels/taylor-attention.md describes it.
+#include <type_traits>
+
 #include "based/kernels/taylor/cuda/launchers.h"
 #include "based/kernels/taylor/cuda/mma_state.cuh"
 
@@ -69,30 +71,36 @@ __device__ __forceinline__ void attend_pairs(float (&out)[2 * S::kColumnTiles][4
                                              const Decay& decay, int tile) {
   using At = Offsets<S>;
   const int row = lane_index() / 4, column = 2 * (lane_index() % 4);
+  constexpr int kParts = kForwardBlocks<S> == 1 ? 2 : 1;  // parts of 16 sources; two need more registers
 #pragma unroll 1
-  for (int c = 0; c <= tile; ++c) {
-    float score[2][4] = {};
-    scores(score, rows, base + At::kSource, 16 * c);
-    uint32_t w[4];
+  for (int c = 0; c <= tile; c += kParts) {
+    float score[2 * kParts][4] = {};  // [i]: sources 8i … 8i + 7
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float x[4];
+    for (int part = 0; part < kParts; ++part) scores(&score[2 * part], rows, base + At::kSource, 16 * (c + part));
+    uint32_t w[kParts][4];
+    const auto weigh_pairs = [&](auto decays) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int distance = 16 * (tile - c) + row + (i & 2 ? 8 : 0) - (8 * j + column + (i & 1));
-        const float a = score[j][i];
-        x[i] = distance >= 0 ? fmaf(a, fmaf(a, 0.5F, 1.0F), 1.0F) : 0.0F;
-        float in_sum = x[i];
-        if (decay.given) {
-          const auto d = static_cast<float>(distance);
-          in_sum *= distance >= 0 ? exp2_approx(d * decay.denominator) : 0.0F;
-          x[i] *= distance >= 0 ? exp2_approx(d * decay.numerator) : 0.0F;
+      for (int j = 0; j < 2 * kParts; ++j) {
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int distance = 16 * (tile - c) + row + (i & 2 ? 8 : 0) - (8 * j + column + (i & 1));
+          const float a = score[j][i];
+          x[i] = distance >= 0 ? fmaf(a, fmaf(a, 0.5F, 1.0F), 1.0F) : 0.0F;
+          float in_sum = x[i];
+          if constexpr (decays) {
+            const auto d = static_cast<float>(distance);
+            in_sum *= distance >= 0 ? exp2_approx(d * decay.denominator) : 0.0F;
+            x[i] *= distance >= 0 ? exp2_approx(d * decay.numerator) : 0.0F;
+          }
+          (i & 2 ? sum.y : sum.x) += in_sum;
         }
-        (i & 2 ? sum.y : sum.x) += in_sum;
+        w[j / 2][2 * (j % 2)] = pack_bf16(x[0], x[1]), w[j / 2][2 * (j % 2) + 1] = pack_bf16(x[2], x[3]);
       }
-      w[2 * j] = pack_bf16(x[0], x[1]), w[2 * j + 1] = pack_bf16(x[2], x[3]);
-    }
-    multiply_values<S::kWidth>(out, w, base + At::kValues, 16 * c);
+    };
+    decay.given ? weigh_pairs(std::true_type()) : weigh_pairs(std::false_type());
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) multiply_values<S::kWidth>(out, w[part], base + At::kValues, 16 * (c + part));
   }
 }
 
@@ -183,8 +191,9 @@ __device__ __forceinline__ void walk(const TaylorAttention& p, const ForwardBloc
     if (decay.given) store_factors(base + At::kFactors, base + At::kWeights, decay, tokens);
     __syncthreads();  // the transposed keys are complete
     if (decay.given) s.scale(decay.state_factor(tokens), decay.sums_factor(tokens));
-    add_values(s, base, base + At::kValues, decay.given);
-    add_sums(s, base, weighted);
+    constexpr int kUnrolled = kForwardBlocks<S> == 1 ? 2 : 1;
+    add_values<kUnrolled>(s, base, base + At::kValues, decay.given);
+    add_sums<kUnrolled>(s, base, weighted);
     RowTile<S> rows;
     float out[2 * S::kColumnTiles][4] = {};
     float2 sum = make_float2(0, 0);

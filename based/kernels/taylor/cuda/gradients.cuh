@@ -28,17 +28,24 @@ __global__ void __launch_bounds__(256) prepare_gradients(const __grid_constant__
   if (valid && threadIdx.x % kLanes == 0) dd[at] = dot;
 }
 
-// Adds the slices' parts of dq (blockIdx.y = 0) and dk (1), partial [2][slices][tokens, heads, feature_dim]. p.forward has its strides.
+// Adds the slices' parts of dq (blockIdx.y = 0) and dk (1), partial [2][slices][tokens, heads, feature_dim], eight elements a thread;
+// feature_dim is a multiple of 8. p.forward has its strides.
 template <typename T>
 __global__ void sum_gradient_slices(const __grid_constant__ TaylorAttentionBackward p, const float* partial, int slices) {
   const TaylorAttention& f = p.forward;
-  const int64_t count = f.tokens * f.heads * f.feature_dim, i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  const int64_t token_elements = int64_t{f.heads} * f.feature_dim, count = f.tokens * token_elements,
+                i = 8 * (blockIdx.x * int64_t{blockDim.x} + threadIdx.x);
   if (i >= count) return;
   const float* from = partial + blockIdx.y * slices * count + i;
-  float sum = 0;
-  for (int s = 0; s < slices; ++s) sum += from[s * count];
-  const int64_t token_elements = int64_t{f.heads} * f.feature_dim, at = i / token_elements * f.qk_stride + i % token_elements;
-  static_cast<T*>(blockIdx.y == 0 ? p.grad_q : p.grad_k)[at] = from_float<T>(sum);
+  float sum[8] = {};
+  for (int s = 0; s < slices; ++s) {
+    float part[8];
+    load_floats<8>(from + s * count, part);
+#pragma unroll
+    for (int c = 0; c < 8; ++c) sum[c] += part[c];
+  }
+  const int64_t token = i / token_elements;
+  store_floats<8>(static_cast<T*>(blockIdx.y == 0 ? p.grad_q : p.grad_k) + token * f.qk_stride + (i - token * token_elements), sum);
 }
 
 // The gradient of the initial state of a row without tokens is that of its final state. One block a row.

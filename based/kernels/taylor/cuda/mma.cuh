@@ -31,9 +31,12 @@ struct Shape {
   static constexpr int kFull = kBlocks * (kDim / 2);  // groups of products at distances below d/2
   static constexpr int kLinear = kFull + (kDim + 15) / 16, kConstant = kLinear + kBlocks;
   static constexpr int kGroups = (kConstant + 2) / 2 * 2, kTiles = kGroups / 2;  // a tile is two groups, 16 features
-  static constexpr int kFirstExact = kLinear / 2;                 // tiles from here on are read with the rounding error of the state
-  static constexpr int kOwned = (kGroups + kWarps - 1) / kWarps;  // groups whose state one warp holds
-  static constexpr int kRowTiles = (kDim + 15) / 16;              // tiles of 16 rows of Σ kkᵀ
+  static constexpr int kFirstExact = kLinear / 2;  // tiles from here on are read with the rounding error of the state
+  // Groups whose state one warp holds: kRun adjacent ones with the same own columns, then others one by one.
+  static constexpr int kRun = kFull / kWarps / 2 * 2, kOwned = kRun + (kGroups - kWarps * kRun + kWarps - 1) / kWarps;
+  static_assert(kDim / 2 % (kRun > 0 ? kRun : 1) == 0);
+  static constexpr int owned_group(int warp, int j) { return j < kRun ? warp * kRun + j : kWarps * j + warp; }
+  static constexpr int kRowTiles = (kDim + 15) / 16;  // tiles of 16 rows of Σ kkᵀ
   static constexpr int kPairTiles = kRowTiles * kBlocks, kAllSumTiles = kPairTiles + kBlocks + 1;
   static_assert(kAllSumTiles <= kSumTiles * kWarps);
   // Bytes between rows in shared memory: odd multiples of 16, so that ldmatrix has no bank conflicts.
@@ -58,7 +61,8 @@ struct Offsets {
       kSums = kPairRest + S::kPairBytes,   // Σ k, then Σ 1 at kDim: floats
       kFactors = kSums + S::kSumBytes,     // decay of each token up to the chunk's end: bf16 [tokens]
       kWeights = kFactors + kChunk * 2,    // weights of the tokens in the denominator's sums: floats [tokens]
-      kEnd = kWeights + kChunk * 4;
+      kKeyRows = kWeights + kChunk * 4,    // key_rows() of each column of each group
+      kEnd = kKeyRows + kWarps * S::kOwned * 32;
 };
 
 struct Plan : SegmentPlan {
@@ -276,7 +280,7 @@ __device__ __forceinline__ void multiply_pairs(float (&u)[S::kBlocks][4], const 
 
 // Scores x·k of a warp's 16 rows with the chunk's 16 sources from `first` on; score[i] has sources 8i … 8i + 7.
 template <class S>
-__device__ __forceinline__ void scores(float (&score)[2][4], const RowTile<S>& rows, uint32_t source, int first) {
+__device__ __forceinline__ void scores(float (*score)[4], const RowTile<S>& rows, uint32_t source, int first) {
   const int lane = lane_index(), matrix = lane / 8;
   const uint32_t at = source + (first + 8 * (matrix / 2) + lane % 8) * S::kRowPitch;
 #pragma unroll

@@ -93,7 +93,7 @@ struct State {
     for (int j = 0; j < S::kOwned; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const Packed f = packed_column<S>(warp_index() * S::kOwned + j, 2 * t + i);
+        const Packed f = packed_column<S>(S::owned_group(warp_index(), j), 2 * t + i);
 #pragma unroll
         for (int m = 0; m < 2 * S::kColumnTiles; ++m) visit_value(kv[j][m / 2][2 * (m % 2) + i], f, 8 * m + n);
       }
@@ -143,7 +143,7 @@ struct State {
     const int lane = lane_index(), n = lane / 4, t = lane % 4;
 #pragma unroll
     for (int j = 0; j < S::kOwned; ++j) {
-      const int group = warp_index() * S::kOwned + j;
+      const int group = S::owned_group(warp_index(), j);
       if (group >= S::kGroups) break;
 #pragma unroll
       for (int m = 0; m < 2 * S::kColumnTiles; ++m) {
@@ -176,12 +176,17 @@ struct State {
   }
 };
 
-// Writes the parts of shared memory that stay constant: the row of zeros of the keys and the columns of Σ kkᵀ that no tile covers.
+// Writes the parts of shared memory that stay constant: the row of zeros of the keys, the rows of the groups' columns, and the columns of
+// Σ kkᵀ that no tile covers.
 template <class S>
 __device__ __forceinline__ void prepare_shared(uint32_t base) {
   using At = Offsets<S>;
   for (int i = static_cast<int>(threadIdx.x); i < kChunk / 2; i += kThreads) {
     store_shared_4(base + At::kKeys + (S::kDim + 1) * kKeyPitch + i * 4, 0);
+  }
+  // Groups beyond the last one, which publish() leaves out, have rows of zeros.
+  for (int i = static_cast<int>(threadIdx.x); i < kWarps * S::kOwned * 8; i += kThreads) {
+    store_shared_4(base + At::kKeyRows + i * 4, key_rows<S>(i / 8, i % 8));
   }
   if constexpr (S::kBlocks % 2 == 1) {
     for (int i = static_cast<int>(threadIdx.x); i < S::kRowTiles * 16 * 8; i += kThreads) {
@@ -193,16 +198,17 @@ __device__ __forceinline__ void prepare_shared(uint32_t base) {
 
 // Adds v φ(k)ᵀ of a chunk to the state. In each 32 tokens, thread t of a column multiplies the keys of the adjacent tokens 8t … 8t + 7, so
 // that it loads 16 bytes of a row at once; the values' rows are loaded in the same order. With decay, the products are made of keys that
-// are multiplied by the tokens' factors.
-template <class S>
+// are multiplied by the tokens' factors. kUnrolled: iterations at a time.
+template <int kUnrolled, class S>
 __device__ __forceinline__ void add_values(State<S>& s, uint32_t base, uint32_t values, bool decays) {
   using At = Offsets<S>;
-  const int lane = lane_index(), matrix = lane / 8, t = lane % 4, first = warp_index() * S::kOwned;
+  const int lane = lane_index(), matrix = lane / 8, t = lane % 4;
   const int row = 8 * (lane % 8 / 2) + lane % 2 + 2 * (matrix / 2);
   uint32_t rows_of[S::kOwned];
 #pragma unroll
-  for (int j = 0; j < S::kOwned; ++j) rows_of[j] = key_rows<S>(first + j, lane / 4);
-#pragma unroll 1
+  for (int j = 0; j < S::kOwned; ++j)
+    rows_of[j] = load_shared_4(base + At::kKeyRows + (8 * S::owned_group(warp_index(), j) + lane / 4) * 4);
+#pragma unroll kUnrolled
   for (int k = 0; k < kChunk; k += 32) {
     uint32_t v[2][S::kColumnTiles][4];
 #pragma unroll
@@ -216,21 +222,17 @@ __device__ __forceinline__ void add_values(State<S>& s, uint32_t base, uint32_t 
     uint4 own = make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int j = 0; j < S::kOwned; ++j) {
-      if (first + j >= S::kGroups) break;
-      if (j == 0 || rows_of[j] >> 16 != rows_of[j - (j > 0)] >> 16) {
+      if (j == 0 || j >= S::kRun) {
         own = load_shared_16(keys + (rows_of[j] >> 16));
-        if (decays) {
-          own.x = mul_bf16(own.x, decay.x), own.y = mul_bf16(own.y, decay.y);
-          own.z = mul_bf16(own.z, decay.z), own.w = mul_bf16(own.w, decay.w);
-        }
+        own.x = mul_bf16(own.x, decay.x), own.y = mul_bf16(own.y, decay.y);
+        own.z = mul_bf16(own.z, decay.z), own.w = mul_bf16(own.w, decay.w);
       }
       const uint4 other = load_shared_16(keys + (rows_of[j] & 0xffff));
       const uint32_t f[4] = {mul_bf16(own.x, other.x), mul_bf16(own.y, other.y), mul_bf16(own.z, other.z), mul_bf16(own.w, other.w)};
 #pragma unroll
-      for (int m = 0; m < S::kColumnTiles; ++m) {
-        mma_16x8x16(s.kv[j][m], v[0][m], f[0], f[1]);
-        mma_16x8x16(s.kv[j][m], v[1][m], f[2], f[3]);
-      }
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int m = 0; m < S::kColumnTiles; ++m) mma_16x8x16(s.kv[j][m], v[half][m], f[2 * half], f[2 * half + 1]);
     }
   }
 }
@@ -242,13 +244,13 @@ __device__ __forceinline__ void weigh(uint32_t x, float w0, float w1, uint32_t& 
 }
 
 // Adds a chunk to the denominator's sums. Where `weighted`, each token has a weight at kWeights.
-template <class S>
+template <int kUnrolled, class S>
 __device__ __forceinline__ void add_sums(State<S>& s, uint32_t base, bool weighted) {
   using At = Offsets<S>;
   const int n = lane_index() / 4, t = lane_index() % 4;
 #pragma unroll
   for (int slot = 0; slot < kSumTiles; ++slot) {
-    const int tile = warp_index() + kWarps * slot;
+    const int tile = warp_uniform(warp_index()) + kWarps * slot;
     if (tile >= S::kAllSumTiles) break;
     const bool pairs = tile < S::kPairTiles;
     const int row = 16 * (tile / S::kBlocks) + n, block = pairs ? tile % S::kBlocks : tile - S::kPairTiles;
@@ -257,7 +259,8 @@ __device__ __forceinline__ void add_sums(State<S>& s, uint32_t base, bool weight
                   : n == 0           ? S::kDim
                                      : S::kDim + 1;
     const uint32_t keys = base + At::kKeys + 16 * t;
-#pragma unroll 1
+    float rests[4] = {};  // sums of the rests of the weighted keys, so that two chains of mma run at a time
+#pragma unroll kUnrolled
     for (int k = 0; k < kChunk; k += 32) {
       const uint4 x = load_shared_16(keys + a * kKeyPitch + 2 * k), y = load_shared_16(keys + b * kKeyPitch + 2 * k);
       uint4 z = load_shared_16(keys + c * kKeyPitch + 2 * k);
@@ -268,12 +271,17 @@ __device__ __forceinline__ void add_sums(State<S>& s, uint32_t base, bool weight
         uint4 rest;
         weigh(z.x, w0.x, w0.y, z.x, rest.x), weigh(z.y, w0.z, w0.w, z.y, rest.y);
         weigh(z.z, w1.x, w1.y, z.z, rest.z), weigh(z.w, w1.z, w1.w, z.w, rest.w);
-        mma_16x8x16(s.sums[slot], first, rest.x, rest.y);
-        mma_16x8x16(s.sums[slot], second, rest.z, rest.w);
+        mma_16x8x16(rests, first, rest.x, rest.y);
+        mma_16x8x16(s.sums[slot], first, z.x, z.y);
+        mma_16x8x16(rests, second, rest.z, rest.w);
+        mma_16x8x16(s.sums[slot], second, z.z, z.w);
+      } else {
+        mma_16x8x16(s.sums[slot], first, z.x, z.y);
+        mma_16x8x16(s.sums[slot], second, z.z, z.w);
       }
-      mma_16x8x16(s.sums[slot], first, z.x, z.y);
-      mma_16x8x16(s.sums[slot], second, z.z, z.w);
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s.sums[slot][i] += rests[i];
   }
 }
 
