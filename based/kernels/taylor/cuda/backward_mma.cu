@@ -411,16 +411,16 @@ __device__ __forceinline__ void run(const TaylorAttentionBackward& p, const Work
   }
 }
 
-// blockIdx.z = direction · slices + slice, here and in `gradients`. Blocks for dk and dv take longer and are the first to start.
+// blockIdx.z = direction · slices + slice, here and in `gradients`.
 template <class S>
 __global__ void __launch_bounds__(kThreads, 1) park_states(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
   Work item;
   if (!find_work<kThreads>(p.forward, work.plan.segment, blockIdx.x, item)) return;
   const int slices = work.plan.slices, z = static_cast<int>(blockIdx.z);
   if (z < slices) {
-    park<S, true>(p, work, item, z);
+    park<S, false>(p, work, item, z);
   } else {
-    park<S, false>(p, work, item, z - slices);
+    park<S, true>(p, work, item, z - slices);
   }
 }
 
@@ -430,9 +430,9 @@ __global__ void __launch_bounds__(kThreads, 1) gradients(const __grid_constant__
   if (!find_work<kThreads>(p.forward, work.plan.segment, blockIdx.x, item)) return;
   const int slices = work.plan.slices, z = static_cast<int>(blockIdx.z);
   if (z < slices) {
-    run<S, true>(p, work, item, z);
+    run<S, false>(p, work, item, z);
   } else {
-    run<S, false>(p, work, item, z - slices);
+    run<S, true>(p, work, item, z - slices);
   }
 }
 
