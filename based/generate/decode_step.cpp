@@ -73,18 +73,20 @@ void DecodeStep::use_fixed_rows() {
     parts.log_probabilities = [this](const Tensor& padded, const Tensor& tokens) { return log_probability_of(padded, columns(), tokens); };
   sequence_step_ = std::make_unique<SequenceStep>(std::move(parts));
   if (decode_.steps == Steps::plain || runtime::recorder_of(model_.device().type()) == nullptr) return;
-  const auto record = [this](std::optional<decode::Fusion> fusion, const char* warning) {
+  std::string warning;  // of the last attempt that failed
+  const auto record = [&](std::optional<decode::Fusion> fusion, const char* consequence) {
     try {
       sequence_step_->record(fusion);
       return true;
     } catch (const Error& error) {
-      log_warning(warning + std::string(error.what()));
+      warning = consequence + std::string(error.what());
       return false;
     }
   };
   const bool fused = decode_.steps == Steps::fused && (record(decode::Fusion::layers, "decoding: layers of a step stay by themselves: ") ||
                                                        record(decode::Fusion::none, "decoding: kernels of a step read nothing early: "));
   if (!fused) record({}, "decoding: steps are not recorded and slower: ");
+  if (!warning.empty()) log_warning(warning);
   state_.zero(all_slots_);
   token_.zero_();
 }
@@ -114,8 +116,11 @@ bool DecodeStep::try_recording(bool fused, std::string& reason) {
 void DecodeStep::record_all() {
   std::string reason;
   const bool fused = decode_.steps == Steps::fused && try_recording(/*fused=*/true, reason);
-  if (!fused && decode_.steps == Steps::fused) log_warning("decoding: kernels of a step stay by themselves: " + reason);
-  if (!fused && !try_recording(/*fused=*/false, reason)) log_warning("decoding: steps are not recorded and slower: " + reason);
+  const std::string not_fused = reason;
+  if (!fused && !try_recording(/*fused=*/false, reason))
+    log_warning("decoding: steps are not recorded and slower: " + reason);
+  else if (!not_fused.empty())
+    log_warning("decoding: kernels of a step stay by themselves: " + not_fused);
   for (const auto& recording : recordings_)
     if (recording.plan) pending_.insert(pending_.end(), recording.plan->pending().begin(), recording.plan->pending().end());
   state_.zero(all_slots_);

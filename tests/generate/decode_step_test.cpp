@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
+#include "based/core/error.h"
+#include "based/runtime/replay.h"
 #include "tests/generate/texts.h"
 
 namespace based {
@@ -65,6 +67,24 @@ TEST(DecodeStep, FusedStepsInBf16AreAsNearToFp32AsPlainOnes) {
       EXPECT_LT((fused - plain).abs().max().item<double>(), 0.15) << where;
     }
   }
+}
+
+// A device that records nothing: its steps run, and one warning says why they are slow.
+TEST(DecodeStepOnCpu, WarnsOnceOfStepsThatAreNotRecorded) {
+  const auto model = distinct_model(torch::kCPU);
+  runtime::recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>&,
+                                         const runtime::RecordOptions&) -> std::unique_ptr<runtime::Replay> {
+    throw Error("nothing is recorded here");
+  };
+  for (const bool fixed_rows : {false, true}) {
+    ModelState state = model->make_state(1);
+    testing::internal::CaptureStderr();
+    DecodeStep step(*model, state, {.fixed_rows = fixed_rows});
+    const std::string printed = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(std::count(printed.begin(), printed.end(), '\n'), 1) << printed;
+    EXPECT_NE(printed.find("steps are not recorded and slower: nothing is recorded here"), std::string::npos) << printed;
+  }
+  runtime::recorder_of(torch::kCPU) = nullptr;
 }
 
 }  // namespace decode_step_test
