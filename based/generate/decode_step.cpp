@@ -73,7 +73,7 @@ void DecodeStep::use_fixed_rows() {
     parts.log_probabilities = [this](const Tensor& padded, const Tensor& tokens) { return log_probability_of(padded, columns(), tokens); };
   sequence_step_ = std::make_unique<SequenceStep>(std::move(parts));
   if (decode_.steps == Steps::plain || runtime::recorder_of(model_.device().type()) == nullptr) return;
-  std::string warning;  // of the last attempt that failed
+  std::string warning;  // about the last attempt that failed
   const auto record = [&](std::optional<decode::Fusion> fusion, const char* consequence) {
     try {
       sequence_step_->record(fusion);

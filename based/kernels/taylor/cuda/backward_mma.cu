@@ -32,6 +32,8 @@ struct GradientOffsets : Offsets<S> {
 template <class Call>
 auto with_shape(int feature_dim, const Call& call) {
   using Wide24 = Shape<24, 64>;
+  static_assert(GradientOffsets<Shape<16, 64>>::kAll <= 101376 && GradientOffsets<Shape<24, 32>>::kAll <= 101376 &&
+                GradientOffsets<Shape<32, 32>>::kAll <= 101376);
   switch (feature_dim) {
     case 8: return call(Shape<8, 64>());
     case 16: return call(Shape<16, 64>());
