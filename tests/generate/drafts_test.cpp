@@ -262,6 +262,38 @@ TEST_P(DraftsOfModels, LeaveTheStateOfTheTextBetweenOneRowSteps) {
   }
 }
 
+// Prompts one after another in one slot. Each ends at a stop token, where a step that was launched ahead has gone one token too far.
+TEST_P(DraftsOfModels, GiveTheTextsOfOneRowStepsOneAfterAnother) {
+  const auto model = this->model();
+  const std::vector<Ids> prompts{repetitive_text(), some_text(50, 9), repetitive_text(), some_text(3, 5)};
+  const auto texts_of = [&](int64_t most, bool ahead, const std::vector<Ids>& stops) {
+    EngineOptions options = by_repetition(DraftsOfModels::options(), most, ahead);
+    options.max_idle_slot_steps = 4;
+    Engine engine(*model, options);
+    for (size_t i = 0; i < prompts.size(); ++i)
+      engine.add(prompts[i], {.sampling = kDrawn, .max_tokens = 60, .stop_tokens = stops.empty() ? Ids() : stops[i]});
+    std::map<int64_t, Ids> returned;
+    while (!engine.idle())
+      for (const Engine::Output& output : engine.step()) returned[output.sequence].push_back(output.token);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      Ids whole = prompts[i];
+      whole.insert(whole.end(), returned[static_cast<int64_t>(i)].begin(), returned[static_cast<int64_t>(i)].end());
+      EXPECT_EQ(whole, engine.text(static_cast<int64_t>(i))) << i;
+    }
+    return returned;
+  };
+  const auto whole = texts_of(0, false, {});
+  std::vector<Ids> stops;
+  for (size_t i = 0; i < prompts.size(); ++i) stops.push_back({whole.at(static_cast<int64_t>(i)).at(7 + 13 * i)});
+  const auto expected = texts_of(0, false, stops);
+  for (const auto& [id, tokens] : expected) {
+    EXPECT_LT(tokens.size(), whole.at(id).size());
+    EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), whole.at(id).begin())) << id;
+  }
+  for (const int64_t most : {0, 7})
+    for (const bool ahead : {false, true}) EXPECT_EQ(texts_of(most, ahead, stops), expected) << most << (ahead ? ", ahead" : "");
+}
+
 TEST_P(DraftsOfModels, GiveTheTextOfPlainStepsWithEachDrafter) {
   const auto model = this->model();
   const std::shared_ptr<LanguageModel> other = distinct_model(torch::kCPU, "based-tiny");
