@@ -114,13 +114,16 @@ bool DecodeStep::try_recording(bool fused, std::string& reason) {
 }
 
 void DecodeStep::record_all() {
-  std::string reason;
-  const bool fused = decode_.steps == Steps::fused && try_recording(/*fused=*/true, reason);
-  const std::string not_fused = reason;
-  if (!fused && !try_recording(/*fused=*/false, reason))
-    log_warning("decoding: steps are not recorded and slower: " + reason);
-  else if (!not_fused.empty())
-    log_warning("decoding: kernels of a step stay by themselves: " + not_fused);
+  std::string warning;  // about the last attempt that failed
+  const auto record = [&](bool fused, const char* consequence) {
+    std::string reason;
+    if (try_recording(fused, reason)) return true;
+    warning = consequence + reason;
+    return false;
+  };
+  const bool fused = decode_.steps == Steps::fused && record(true, "decoding: kernels of a step stay by themselves: ");
+  if (!fused) record(false, "decoding: steps are not recorded and slower: ");
+  if (!warning.empty()) log_warning(warning);
   for (const auto& recording : recordings_)
     if (recording.plan) pending_.insert(pending_.end(), recording.plan->pending().begin(), recording.plan->pending().end());
   state_.zero(all_slots_);

@@ -76,7 +76,6 @@ class DecodeStep {
 
   // A step of all slots, operator by operator; with fixed rows one that reads this many tokens.
   void run_all(int64_t tokens = 1) { sequence_step_ ? sequence_step_->run_operators(tokens) : static_cast<void>(step({})); }
-  void run_one_row() { sequence_step_->run_one_row(); }  // SequenceStep::run_one_row(), recorded where steps are
   // A step of these slots, in ascending order; asynchronous on a GPU. `one_row`: a one-row step, which needs DecodeOptions::one_row_steps.
   void run(const std::vector<int64_t>& slots, bool one_row = false);
   // Starts the copy of the last step's tokens to the host. At most `kReadbacks` copies may be in flight, so that the next step can be

@@ -123,6 +123,7 @@ class Drafting {
   void draft(std::vector<Drafter::Request>& requests);
   // After the step: how many tokens it added to each sequence, 0 where it read one that was known already, and its time.
   void add_step(const std::vector<Drafter::Request>& requests, const std::vector<int64_t>& added, double seconds);
+  // After a one-row step, which has added a token.
   void add_one_row_step() { ++counts_.steps, ++counts_.one_row, ++counts_.tokens; }
   void forget(int64_t sequence);
   const DraftCounts& counts() const { return counts_; }

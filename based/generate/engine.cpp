@@ -419,7 +419,7 @@ void Engine::collect_oldest() {
     Sequence* const sequence = table_->find(id);
     if (sequence == nullptr || sequence->finish != Finish::none) continue;
     --sequence->steps_in_flight;
-    if (drafting_) drafting_->add_one_row_step();
+    if (drafting_) drafting_->add_one_row_step();  // with drafts no other steps are in flight
     Output output{id, tokens.tokens[slot], tokens.log_probabilities != nullptr ? tokens.log_probabilities[slot] : 0};
     if (const auto top = tokens.top.find(slot); top != tokens.top.end() && output.token >= 0)
       output.log_probability = top->second.log_probability, output.top = std::move(top->second.most_likely);

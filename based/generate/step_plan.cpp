@@ -49,7 +49,8 @@ std::unique_ptr<decode::Plan> plan_of(const ModelConfig& config, const decode::G
   DecodeStep step(
       model, state,
       {.steps = Steps::plain, .invariant = options.invariant, .fixed_rows = options.tokens > 0, .one_row_steps = options.one_row});
-  if (options.one_row) return decode::plan_step([&] { step.run_one_row(); }, gpu, {SequenceStep::kPlan.defers, decode::Fusion::all});
+  if (options.one_row)
+    return decode::plan_step([&] { step.run({0}, /*one_row=*/true); }, gpu, {SequenceStep::kPlan.defers, decode::Fusion::all});
   if (options.tokens > 0) return decode::plan_step([&] { step.run_all(options.tokens); }, gpu, SequenceStep::kPlan);
   return decode::plan_step([&] { step.run_all(); }, gpu, {/*defers=*/!options.invariant});
 }
