@@ -12,6 +12,38 @@ namespace {
 using kernels::CausalAttentionStep;
 using kernels::DType;
 
+// What an instruction of a step's program needs beside the arguments.
+struct WindowSpans {
+  Span q, k, v, k_ring, v_ring, y;
+};
+
+// `rows`: of the step, of which a sequence has one for each of its tokens.
+std::optional<Planned> window_instruction(const kernels::CausalAttentionTokens& tokens, int64_t rows, const WindowSpans& parts,
+                                          const StepLimits& limits, std::string& why) {
+  using namespace kernels;
+  const CausalAttentionStep& p = tokens.step;
+  why = "is not one sequence in bf16, with rotary positions, of a ring that is its own";
+  if (rows != limits.tokens || tokens.padding != 0 || p.dtype != DType::bf16 || p.ring_dtype != DType::bf16 || !p.ring_is_private ||
+      p.rotary_base == 0)
+    return {};
+  why = "has heads or a ring that a block cannot take";
+  if (p.heads != p.kv_heads || p.heads > limits.gpu.multiprocessors || p.head_dim % 16 != 0 || p.head_dim > 128) return {};
+  if (p.capacity > kStepMostKeys || p.capacity * p.head_dim / 8 > limits.threads) return {};
+  if (limits.tokens > 1 && p.capacity < kStepTokens) return {};
+  if (!aligned16(p.v) || !aligned16(p.k_ring) || !aligned16(p.v_ring)) return {};
+  Planned to;
+  to.step.kind = StepKind::window;
+  to.step.arguments.window = tokens;
+  to.step.in_stride[0] = static_cast<int32_t>(p.q_stride), to.step.in_stride[1] = static_cast<int32_t>(p.k_stride);
+  to.step.in_stride[2] = static_cast<int32_t>(p.v_stride), to.step.out_stride = p.heads * p.head_dim;
+  // The position was written before the program. An output whose memory is written later follows a norm that waits for all blocks.
+  to.states = {parts.k_ring, parts.v_ring};
+  to.early = to.states;
+  to.reads = {parts.q, parts.k, parts.v};
+  to.outputs = {parts.y};
+  return to;
+}
+
 class WindowKernel final : public StepKernel {
  public:
   struct Parts {
@@ -29,23 +61,8 @@ class WindowKernel final : public StepKernel {
   int64_t rows() const override { return parts_.arguments.rows; }
 
   std::optional<Planned> instruction(const StepLimits& limits, std::string& why) const override {
-    using namespace kernels;
-    const CausalAttentionStep& p = parts_.arguments;
-    why = "is not one row in bf16, with rotary positions, of a ring that is its own";
-    if (p.rows != 1 || p.dtype != DType::bf16 || p.ring_dtype != DType::bf16 || !p.ring_is_private || p.rotary_base == 0) return {};
-    why = "has heads or a ring that a block cannot take";
-    if (p.heads != p.kv_heads || p.heads > limits.gpu.multiprocessors || p.head_dim % 16 != 0 || p.head_dim > 128) return {};
-    if (p.capacity > 128 || p.capacity * p.head_dim / 8 > limits.threads) return {};
-    if (!aligned16(p.v) || !aligned16(p.k_ring) || !aligned16(p.v_ring)) return {};
-    Planned to;
-    to.step.kind = StepKind::window;
-    to.step.arguments.window = p;
-    // The position was written before the program. An output whose memory is written later follows a norm that waits for all blocks.
-    to.states = {parts_.k_ring, parts_.v_ring};
-    to.early = to.states;
-    to.reads = {parts_.q, parts_.k, parts_.v};
-    to.outputs = {parts_.y};
-    return to;
+    const Parts& p = parts_;
+    return window_instruction({p.arguments}, p.arguments.rows, {p.q, p.k, p.v, p.k_ring, p.v_ring, p.y}, limits, why);
   }
 
  private:
@@ -91,6 +108,18 @@ std::unique_ptr<StepKernel> lower_rotary(const Operands& call, std::string& why)
   return std::make_unique<WindowKernel>(std::move(*parts));
 }
 
+class WindowTokensKernel final : public TokensKernel<kernels::CausalAttentionTokens, &CausalAttentionStep::ring_is_private> {
+ public:
+  WindowTokensKernel(const kernels::CausalAttentionTokens& arguments, int64_t rows, EarlyReads early, const WindowSpans& parts)
+      : TokensKernel(arguments, rows, std::move(early)), parts_(parts) {}
+  std::optional<Planned> instruction(const StepLimits& limits, std::string& why) const override {
+    return window_instruction(arguments_, rows(), parts_, limits, why);
+  }
+
+ private:
+  WindowSpans parts_;
+};
+
 std::unique_ptr<StepKernel> lower_rotary_tokens(const Operands& call, std::string& why) {
   const Tensor qkv = call.tensor(0), k_ring = call.tensor(1), v_ring = call.tensor(2), positions = call.tensor(3), slots = call.tensor(4),
                kept_k = call.tensor(5), kept_v = call.tensor(6), y = call.result();
@@ -103,8 +132,9 @@ std::unique_ptr<StepKernel> lower_rotary_tokens(const Operands& call, std::strin
       {qkv, k_ring, v_ring, positions, slots, kept_k, kept_v, call.integer(7), call.number(8), call.integer(9), call.number(10)}, y);
   why = "no kernel reads several tokens of such heads";
   if (call.integer(9) != arguments.step.head_dim || !kernels::causal_attention_takes_tokens(arguments.step, call.gpu)) return nullptr;
-  using Kernel = TokensKernel<kernels::CausalAttentionTokens, &CausalAttentionStep::ring_is_private>;
-  return std::make_unique<Kernel>(arguments, qkv.size(0), EarlyReads{{call.span(slots)}, {call.span(k_ring), call.span(v_ring)}});
+  const auto [q, k, v] = ops::columns_of_heads("rotary_attention_tokens", qkv, k_ring);
+  const WindowSpans parts{call.span(q), call.span(k), call.span(v), call.span(k_ring), call.span(v_ring), call.span(y)};
+  return std::make_unique<WindowTokensKernel>(arguments, qkv.size(0), EarlyReads{{call.span(slots)}, {parts.k_ring, parts.v_ring}}, parts);
 }
 
 constexpr Lowering kCausalAttentionLowerings[] = {{"based::causal_attention_step", lower_step},

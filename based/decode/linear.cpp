@@ -29,18 +29,20 @@ class LinearKernel final : public StepKernel {
   std::optional<Planned> instruction(const StepLimits& limits, std::string& why) const override {
     const Linear& p = parts_.arguments;
     const int64_t outputs = parts_.gated ? p.out / 2 : p.out;
-    why = "is not one row in bf16 of constant weights";
-    if (p.rows != 1 || p.dtype != DType::bf16 || p.y_dtype != DType::bf16 || p.accumulate || !p.weight_is_constant) return {};
+    why = "is not one sequence in bf16 of constant weights";
+    if (p.rows != limits.tokens || p.dtype != DType::bf16 || p.y_dtype != DType::bf16 || p.accumulate || !p.weight_is_constant) return {};
     why = "its rows cannot be divided among a block's threads";
     const int64_t warps = limits.threads / 32, groups = p.in / (32 * warps), share = kernels::ceil_div(outputs, limits.gpu.multiprocessors);
     if (p.in % (32 * warps) != 0 || (groups != 1 && groups != 2 && groups != 4 && groups != 8)) return {};
     if (p.weight_stride != p.in || p.out > 1 << 20 || p.out % 2 != 0 || !kernels::aligned16(p.x) || !kernels::aligned16(p.weight))
       return {};
+    if (limits.tokens > 1 && (p.y_stride != outputs || p.x_stride % 8 != 0 || outputs % 8 != 0)) return {};
     const int rows = kernels::step_stage_rows(limits.threads, 2 * p.in);
     if (rows < 2 || (p.bias != nullptr && (share > kernels::kStepBiased || p.out % 8 != 0 || !kernels::aligned16(p.bias)))) return {};
     Planned to;
     to.step.kind = parts_.gated ? StepKind::swiglu : StepKind::linear;
     to.step.arguments.linear = {p, {}};
+    to.step.in_stride[0] = static_cast<int32_t>(p.x_stride), to.step.out_stride = static_cast<int32_t>(outputs);
     to.step.groups = static_cast<int32_t>(groups);
     while (2 << to.step.stage_shift <= rows) ++to.step.stage_shift;
     to.early = {parts_.bias, parts_.weight};

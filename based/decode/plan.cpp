@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "based/decode/join_layers.h"
 #include "based/decode/join_norms.h"
@@ -49,10 +50,10 @@ Plan::Plan(Trace& trace, const Gpu& gpu, at::Device device, NodesBetween nodes, 
       forms_[i] = StageForm::deferred_state;
     }
   }
-  const bool is_one_sequence =
-      std::any_of(units_.begin(), units_.end(), [](const Unit& unit) { return unit.kernel && unit.kernel->rows() == 1; });
+  const bool is_one_sequence = options.tokens > 1 || std::any_of(units_.begin(), units_.end(),
+                                                                 [](const Unit& unit) { return unit.kernel && unit.kernel->rows() == 1; });
   if (options.fusion == Fusion::all) {
-    is_one_sequence ? plan_programs(effects, gpu, device) : plan_joins(gpu, device);
+    is_one_sequence ? plan_programs(effects, gpu, device, options.tokens) : plan_joins(gpu, device);
     plan_chains(effects, gpu);
   }
   if (options.fusion == Fusion::layers) plan_joins(gpu, device);
@@ -83,9 +84,9 @@ void Plan::put_stage(Stage stage) {
   stages_.push_back(std::move(stage));
 }
 
-void Plan::plan_programs(const Effects& effects, const Gpu& gpu, at::Device device) {
+void Plan::plan_programs(const Effects& effects, const Gpu& gpu, at::Device device, int64_t tokens) {
   std::vector<std::string> reasons;
-  std::vector<StepProgramPlan> programs = plan_step_programs(units_, effects, gpu, reasons);
+  std::vector<StepProgramPlan> programs = plan_step_programs(units_, effects, gpu, tokens, reasons);
   for (size_t i = 0; i < units_.size(); ++i)
     if (units_[i].kernel != nullptr) reasons_[i] = reasons[i];
   for (const StepProgramPlan& planned : programs) {
@@ -159,6 +160,21 @@ std::vector<std::string> Plan::fused() const {
     all.push_back(std::move(ops));
   }
   return all;
+}
+
+bool Plan::is_one_program() const {
+  static const std::set<std::string> kBefore = {"based::embedding_step_", "based::embedding_tokens_", "aten::add", "aten::cat"};
+  static const std::set<std::string> kAfter = {"based::sample_", "based::sample_tokens_"};
+  const auto is_program = [](const Stage& stage) { return stage.form == StageForm::whole_step; };
+  const auto program = std::find_if(stages_.begin(), stages_.end(), is_program);
+  if (program == stages_.end()) return false;
+  // ATen's operators after the layers handle drawn tokens.
+  const auto may_follow = [&](const std::string& op) { return !op.starts_with("based::") || kAfter.contains(op); };
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    const bool is_before = unit<program->units.front(), is_after = unit> program->units.back();
+    if ((is_before && !kBefore.contains(units_[unit].op)) || (is_after && !may_follow(units_[unit].op))) return false;
+  }
+  return true;
 }
 
 std::string Plan::text() const {

@@ -36,6 +36,7 @@ enum class Fusion {
 struct PlanOptions {
   bool defers = true;  // whether updates of states may be deferred, in memory that the plan owns
   Fusion fusion = Fusion::all;
+  int64_t tokens = 1;  // several: the rows are consecutive tokens of one sequence, without padding
 };
 
 class Plan {
@@ -62,11 +63,13 @@ class Plan {
   int64_t launches() const { return static_cast<int64_t>(stages_.size()); }
   // The operators of each launch of several operators, in the order of the step. Two steps with the same list round in the same places.
   std::vector<std::string> fused() const;
+  // Whether one kernel computes all layers of the step. The operators beside it give a row bits that do not depend on the other rows.
+  bool is_one_program() const;
   std::string text() const;  // for people to read: a line each
 
  private:
   void collect(Trace& trace, size_t call, NodesBetween nodes);
-  void plan_programs(const Effects& effects, const Gpu& gpu, at::Device device);
+  void plan_programs(const Effects& effects, const Gpu& gpu, at::Device device, int64_t tokens);
   void plan_joins(const Gpu& gpu, at::Device device);
   void plan_layers(const Gpu& gpu);
   void plan_chains(const Effects& effects, const Gpu& gpu);

@@ -29,8 +29,8 @@ class QuantisedKernel final : public ArgumentsKernel<kernels::QuantisedLinear> {
   std::optional<Planned> instruction(const StepLimits& limits, std::string& why) const override {
     const kernels::QuantisedLinear& p = arguments_;
     const int64_t outputs = p.gated ? p.out / 2 : p.out;
-    why = "is not one row in bf16 of constant weights";
-    if (p.rows != 1 || p.dtype != DType::bf16 || !p.weight_is_constant) return {};
+    why = "is not one token in bf16 of constant weights";
+    if (p.rows != 1 || limits.tokens != 1 || p.dtype != DType::bf16 || !p.weight_is_constant) return {};
     why = "its rows cannot be divided among a block's threads";
     const int64_t warps = limits.threads / 32, groups = p.in / (32 * warps), share = kernels::ceil_div(outputs, limits.gpu.multiprocessors);
     if (p.in % (32 * warps) != 0 || (groups != 2 && groups != 4 && groups != 8)) return {};

@@ -18,8 +18,8 @@ class NormKernel final : public StepKernel {
 
   std::optional<Planned> instruction(const StepLimits& limits, std::string& why) const override {
     const RmsNorm& p = parts_.arguments;
-    why = "is not one row in bf16 of an fp32 stream";
-    if (p.rows != 1 || p.x_dtype != DType::f32 || p.dtype != DType::bf16 || p.deferred != nullptr) return {};
+    why = "is not one sequence in bf16 of an fp32 stream";
+    if (p.rows != limits.tokens || p.x_dtype != DType::f32 || p.dtype != DType::bf16 || p.deferred != nullptr) return {};
     why = "is too wide for a block";
     if (p.width % 8 != 0 || p.width > 4 * limits.threads) return {};
     for (const void* memory : {p.x, p.add, static_cast<const void*>(p.sum), p.weight, static_cast<const void*>(p.y)})
@@ -27,6 +27,7 @@ class NormKernel final : public StepKernel {
     Planned to;
     to.step.kind = kernels::StepKind::norm;
     to.step.arguments.norm = p;
+    to.step.in_stride[0] = to.step.out_stride = static_cast<int32_t>(p.width);
     to.early = {parts_.weight};
     to.reads = {parts_.add};
     to.outputs = {parts_.y};

@@ -11,37 +11,66 @@ namespace {
 using kernels::DType;
 using kernels::ShortConv;
 
+struct ConvParts {
+  Span x, gate, weight, bias, state, slots, y;
+};
+
+// Makes the layer that computes the convolution's input and gate an instruction that also convolves. Returns whether it did. `rows`: of the
+// step, of which a sequence has one for each of its tokens.
+bool join_layer(Planned& before, const kernels::ShortConvTokens& tokens, int64_t rows, const ConvParts& parts, const StepLimits& limits) {
+  const ShortConv& p = tokens.step;
+  const kernels::Linear& layer = before.step.arguments.linear.linear;
+  if (before.step.kind != kernels::StepKind::linear || layer.out != 2 * p.channels || rows != limits.tokens || tokens.padding != 0)
+    return false;
+  if (p.dtype != DType::bf16 || p.taps != 3 || !p.state_is_private || p.channels % 8 != 0) return false;
+  if (rows > 1 && (p.x_stride != layer.out || p.gate_stride != layer.out)) return false;
+  const Span &output = before.outputs[0], &x = parts.x, &gate = parts.gate;
+  const bool halves =
+      x.storage == output.storage && x.begin == output.begin && gate.storage == output.storage && gate.begin == x.begin + 2 * p.channels;
+  if (!halves || kernels::ceil_div(p.channels, limits.gpu.multiprocessors) > kernels::kStepBiased) return false;
+  if (!kernels::aligned16(p.state) || !kernels::aligned16(p.weight) || !kernels::aligned16(p.bias)) return false;
+  before.step.kind = kernels::StepKind::conv;
+  before.step.arguments.linear.conv = tokens;
+  before.step.out_stride = static_cast<int32_t>(p.channels);
+  append(before.early, {parts.weight, parts.bias, parts.state});
+  before.outputs.insert(before.outputs.begin(), parts.y);
+  before.states = {parts.state};
+  return true;
+}
+constexpr const char* kNoLayer = "does not follow the layer that computes its input and gate";
+
 class ConvKernel final : public StateKernel<ShortConv> {
  public:
-  struct Parts {
-    Span x, gate, weight, bias, state, slots, y;
-  };
-  ConvKernel(const ShortConv& arguments, Parts parts)
+  ConvKernel(const ShortConv& arguments, ConvParts parts)
       : StateKernel(arguments, {{parts.weight, parts.bias, parts.slots}, {parts.state}}), parts_(std::move(parts)) {}
 
   bool join_instruction(Planned& before, const StepLimits& limits) const override {
-    const ShortConv& p = arguments_;
-    const kernels::Linear& layer = before.step.arguments.linear.linear;
-    if (before.step.kind != kernels::StepKind::linear || layer.out != 2 * p.channels || p.rows != 1 || p.dtype != DType::bf16) return false;
-    if (p.taps != 3 || !p.state_is_private || p.channels % 8 != 0) return false;
-    const Span &output = before.outputs[0], &x = parts_.x, &gate = parts_.gate;
-    const bool halves = x.storage == output.storage && x.begin == output.begin && gate.storage == output.storage && gate.begin == x.end;
-    if (!halves || kernels::ceil_div(p.channels, limits.gpu.multiprocessors) > kernels::kStepBiased) return false;
-    if (!kernels::aligned16(p.state) || !kernels::aligned16(p.weight) || !kernels::aligned16(p.bias)) return false;
-    before.step.kind = kernels::StepKind::conv;
-    before.step.arguments.linear.conv = p;
-    append(before.early, {parts_.weight, parts_.bias, parts_.state});
-    before.outputs.insert(before.outputs.begin(), parts_.y);
-    before.states = {parts_.state};
-    return true;
+    return join_layer(before, {arguments_}, rows(), parts_, limits);
   }
   std::optional<Planned> instruction(const StepLimits&, std::string& why) const override {
-    why = "does not follow the layer that computes its input and gate";
+    why = kNoLayer;
     return {};
   }
 
  private:
-  Parts parts_;
+  ConvParts parts_;
+};
+
+class ConvTokensKernel final : public TokensKernel<kernels::ShortConvTokens, &ShortConv::state_is_private> {
+ public:
+  ConvTokensKernel(const kernels::ShortConvTokens& arguments, int64_t rows, ConvParts parts)
+      : TokensKernel(arguments, rows, {{parts.weight, parts.bias, parts.slots}, {parts.state}}), parts_(std::move(parts)) {}
+
+  bool join_instruction(Planned& before, const StepLimits& limits) const override {
+    return join_layer(before, arguments_, rows(), parts_, limits);
+  }
+  std::optional<Planned> instruction(const StepLimits&, std::string& why) const override {
+    why = kNoLayer;
+    return {};
+  }
+
+ private:
+  ConvParts parts_;
 };
 
 // Whether the kernels read these tensors; else why not. `whole`: tensors that must be contiguous, where they are defined.
@@ -59,9 +88,9 @@ std::unique_ptr<StepKernel> lower_short_conv(const Operands& call, std::string& 
                slots = call.tensor(6), y = call.result();
   if (!can_be_read(x, gate, {weight, bias, state, slots}, why)) return nullptr;
   const ops::ShortConvStep step{{x, weight, ops::if_defined(bias), ops::if_defined(gate), call.flag(4)}, state, slots};
-  return std::make_unique<ConvKernel>(ops::short_conv_step_arguments(step, y),
-                                      ConvKernel::Parts{call.span(x), call.span(gate), call.span(weight), call.span(bias), call.span(state),
-                                                        call.span(slots), call.span(y)});
+  return std::make_unique<ConvKernel>(
+      ops::short_conv_step_arguments(step, y),
+      ConvParts{call.span(x), call.span(gate), call.span(weight), call.span(bias), call.span(state), call.span(slots), call.span(y)});
 }
 
 std::unique_ptr<StepKernel> lower_conv_tokens(const Operands& call, std::string& why) {
@@ -70,9 +99,9 @@ std::unique_ptr<StepKernel> lower_conv_tokens(const Operands& call, std::string&
   if (!can_be_read(x, gate, {weight, bias, state, slots}, why)) return nullptr;
   const ops::OptionalTensor given_bias = ops::if_defined(bias), given_gate = ops::if_defined(gate);
   const ops::ShortConvTokens in{{x, weight, given_bias, given_gate, call.flag(4)}, state, slots, kept, call.integer(8)};
-  using Kernel = TokensKernel<kernels::ShortConvTokens, &ShortConv::state_is_private>;
-  return std::make_unique<Kernel>(ops::short_conv_tokens_arguments(in, y), x.size(0),
-                                  EarlyReads{{call.span(weight), call.span(bias), call.span(slots)}, {call.span(state)}});
+  return std::make_unique<ConvTokensKernel>(
+      ops::short_conv_tokens_arguments(in, y), x.size(0),
+      ConvParts{call.span(x), call.span(gate), call.span(weight), call.span(bias), call.span(state), call.span(slots), call.span(y)});
 }
 
 constexpr Lowering kShortConvLowerings[] = {{"based::short_conv_step", lower_short_conv}, {"based::short_conv_tokens", lower_conv_tokens}};

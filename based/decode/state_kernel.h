@@ -50,7 +50,7 @@ class StateKernel : public ArgumentsKernel<Arguments> {
 
 // A kernel of several tokens of one sequence (ops/framework/tokens_step.h). `is_private`: the flag of `step`, its arguments for one token.
 template <class Arguments, auto is_private>
-class TokensKernel final : public ArgumentsKernel<Arguments> {
+class TokensKernel : public ArgumentsKernel<Arguments> {
  public:
   // `rows`: of the step, padding included.
   TokensKernel(const Arguments& arguments, int64_t rows, EarlyReads early)

@@ -29,7 +29,7 @@ kernels::StepCompanions companions_of(const Planned& planned) {
   set(kStepBias, p.bias, 2);
   if (p.bias != nullptr && step.kind != StepKind::linear) set(kStepGateBias, static_cast<const char*>(p.bias) + p.out, 2);
   if (step.kind != StepKind::conv) return to;
-  const ShortConv& c = step.arguments.linear.conv;
+  const ShortConv& c = step.arguments.linear.conv.step;
   set(kStepTaps, c.weight, 6), set(kStepTapsBias, c.bias, 2), set(kStepState, c.state, 8);
   to.slot = c.slot, to.slot_bytes = c.channels * 8;
   return to;
@@ -129,6 +129,22 @@ bool StepProgramBuilder::has_int8() const {
                      [](const Planned& planned) { return planned.is_linear() && planned.step.arguments.linear.scale != nullptr; });
 }
 
+int32_t StepProgramBuilder::x_bytes() const {
+  int32_t most = 0;
+  for (const Planned& planned : steps_) {
+    const kernels::StepArguments& arguments = planned.step.arguments;
+    if (planned.is_linear()) most = std::max(most, kernels::step_x_bytes(arguments.linear.linear.in));
+    if (planned.step.kind == StepKind::norm) most = std::max(most, kernels::step_x_bytes(arguments.norm.width));
+    if (planned.step.kind == StepKind::window) most = std::max(most, kernels::step_window_bytes(arguments.window.step.head_dim));
+  }
+  return most;
+}
+
+int32_t StepProgramBuilder::width() const {
+  const auto norm = std::find_if(steps_.begin(), steps_.end(), [](const Planned& planned) { return planned.step.kind == StepKind::norm; });
+  return norm == steps_.end() ? 0 : static_cast<int32_t>(norm->step.arguments.norm.width);
+}
+
 std::vector<kernels::StepCompanions> StepProgramBuilder::companions() const {
   std::vector<kernels::StepCompanions> all;
   for (const Planned& planned : steps_) all.push_back(companions_of(planned));
@@ -147,14 +163,16 @@ std::vector<kernels::StepFetch> StepProgramBuilder::fetches() const {
   return all;
 }
 
-// Finds the output that contains each read; null: memory from before the program. False where a read is only partly in an output, or in one
-// that has no mailbox.
+// Finds the output that contains each read; null: memory from before the program. False where a read is only partly in an output, in one
+// that has no mailbox, or in one whose tokens are further apart.
 bool StepProgramBuilder::find_sources(const Planned& next, std::vector<Output*>& sources) {
-  for (const Span& read : next.reads) {
+  for (size_t i = 0; i < next.reads.size(); ++i) {
+    const Span& read = next.reads[i];
     sources.push_back(nullptr);
     if (!overlap(read, written_)) continue;
     const auto found = std::find_if(outputs_.begin(), outputs_.end(), [&](const Output& o) { return contains(o.memory, read); });
     if (found == outputs_.end() || !found->is_sent || (read.begin - found->memory.begin) % 8 != 0) return false;
+    if (limits_.tokens > 1 && steps_[found->step].step.out_stride != next.step.in_stride[i]) return false;
     sources.back() = &*found;
   }
   return true;
@@ -231,19 +249,19 @@ bool StepProgramBuilder::follow_residual(Planned& next, const Output* add) {
 bool StepProgramBuilder::finds_x(const Planned& next) const {
   if (next.step.kind != StepKind::linear && next.step.kind != StepKind::swiglu) return false;
   const kernels::Linear& p = next.step.arguments.linear.linear;
-  return shared_x_.storage >= 0 && shared_x_.bytes() == 2 * p.in && next.reads[0] == shared_x_;
+  return shared_x_.storage >= 0 && shared_x_.bytes() == 2 * p.in * limits_.tokens && next.reads[0] == shared_x_;
 }
 
 namespace {
 
 // The number of threads with which the most calls have an instruction.
-int choose_threads(const std::vector<Unit>& units, const Gpu& gpu) {
+int choose_threads(const std::vector<Unit>& units, const Gpu& gpu, int64_t tokens) {
   int best = kernels::kStepMostThreads;
   int64_t most = -1;
   std::string why;
   for (int threads = kernels::kStepMostThreads; threads >= kernels::kStepFewestThreads; threads -= 32) {
     const int64_t known = std::count_if(units.begin(), units.end(), [&](const Unit& unit) {
-      return unit.kernel != nullptr && unit.kernel->instruction({threads, gpu}, why).has_value();
+      return unit.kernel != nullptr && unit.kernel->instruction({threads, gpu, tokens}, why).has_value();
     });
     if (known > most) most = known, best = threads;
   }
@@ -252,7 +270,7 @@ int choose_threads(const std::vector<Unit>& units, const Gpu& gpu) {
 
 }  // namespace
 
-std::vector<StepProgramPlan> plan_step_programs(const std::vector<Unit>& units, const Effects& effects, const Gpu& gpu,
+std::vector<StepProgramPlan> plan_step_programs(const std::vector<Unit>& units, const Effects& effects, const Gpu& gpu, int64_t tokens,
                                                 std::vector<std::string>& reasons) {
   std::vector<StepProgramPlan> found;
   reasons.assign(units.size(), "");
@@ -260,7 +278,7 @@ std::vector<StepProgramPlan> plan_step_programs(const std::vector<Unit>& units, 
     reasons.assign(units.size(), "the kernel of a whole step is for Hopper");
     return found;
   }
-  const StepLimits limits{choose_threads(units, gpu), gpu};
+  const StepLimits limits{choose_threads(units, gpu, tokens), gpu, tokens};
   for (size_t first = 0, next = 0; first < units.size(); first = std::max(next, first + 1)) {
     StepProgramBuilder builder(limits, effects);
     std::string why;
@@ -293,6 +311,7 @@ kernels::StepProgram upload(const StepProgramBuilder& builder, at::Device device
   kernels::StepProgram program;
   program.instruction_count = builder.count(), program.fetch_count = static_cast<int32_t>(fetches.size());
   program.threads = builder.threads(), program.has_int8 = builder.has_int8();
+  program.tokens = static_cast<int32_t>(builder.tokens()), program.x_bytes = builder.x_bytes(), program.width = builder.width();
   if (base == nullptr) return program;
   instructions = builder.instructions(reinterpret_cast<uint32_t*>(base + mailboxes_at));
   const auto put = [&image](size_t at, const auto& values) {

@@ -1,4 +1,4 @@
-// Plans the kernel of a whole step of one sequence (kernels/step/step_program.h) from the kernels of its calls.
+// Plans the kernel of a whole step of one sequence, of one or several tokens, (kernels/step/step_program.h) from the kernels of its calls.
 #pragma once
 #include <optional>
 #include <string>
@@ -12,12 +12,13 @@ namespace based::decode {
 struct StepLimits {
   int threads = 0;
   const Gpu& gpu;
+  int64_t tokens = 1;  // of the sequence; 1 to kernels::kStepTokens
 };
 
 // An instruction and the memory that it uses. `early` is read before the outputs of other blocks have arrived.
 struct Planned {
   kernels::StepInstruction step;
-  Spans early, reads, outputs, states;     // reads are in the order of StepInstruction::in
+  Spans early, reads, outputs, states;     // reads are in the order of StepInstruction::in, with the strides of step.in_stride
   Span x, sum;                             // for a norm: the residual stream before and after it
   int64_t in[3] = {-1, -1, -1}, out = -1;  // mailboxes, as offsets into the words of all mailboxes; −1: none
   bool is_linear() const {
@@ -38,7 +39,10 @@ class StepProgramBuilder {
   bool finish(size_t end, std::string& why);
   int count() const { return static_cast<int>(steps_.size()); }
   int threads() const { return limits_.threads; }
-  bool has_int8() const;  // whether an instruction has int8 weights
+  int64_t tokens() const { return limits_.tokens; }
+  int32_t x_bytes() const;  // StepProgram::x_bytes
+  int32_t width() const;    // StepProgram::width; 0: there is no norm
+  bool has_int8() const;    // whether an instruction has int8 weights
   int64_t mailbox_bytes() const { return 4 * mailbox_words_; }
 
   std::vector<kernels::StepInstruction> instructions(uint32_t* mailboxes) const;
@@ -93,7 +97,7 @@ struct StepProgramPlan {
   StepProgramBuilder program;
 };
 // All programs that are faster than kernels of their own. `reasons` has an entry for each unit: why it is in no program.
-std::vector<StepProgramPlan> plan_step_programs(const std::vector<Unit>& units, const Effects& effects, const Gpu& gpu,
+std::vector<StepProgramPlan> plan_step_programs(const std::vector<Unit>& units, const Effects& effects, const Gpu& gpu, int64_t tokens,
                                                 std::vector<std::string>& reasons);
 
 // The program in `memory` on the device, which the caller keeps as long as it launches the program. On a device without memory nothing is

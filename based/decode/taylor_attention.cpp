@@ -22,6 +22,36 @@ struct Parts {
   Span q, k, v, kv, k_sums, slots, rates, y;
 };
 
+// What an instruction of a step's program needs beside the arguments.
+struct TaylorSpans {
+  Span q, k, v, kv, k_sums, y;
+  bool has_decay = false;
+};
+
+// `rows`: of the step, of which a sequence has one for each of its tokens.
+std::optional<Planned> taylor_instruction(const kernels::TaylorTokens& tokens, int64_t rows, const TaylorSpans& parts,
+                                          const StepLimits& limits, std::string& why) {
+  using namespace kernels;
+  const TaylorAttention& p = tokens.step;
+  const int64_t features = packed_features(p.feature_dim);
+  why = "is not one sequence in bf16, without decay, of a state that is its own";
+  if (rows != limits.tokens || tokens.padding != 0 || p.dtype != DType::bf16 || !p.state_is_private || parts.has_decay) return {};
+  why = "has a state that cannot be divided among blocks";
+  if (p.head_dim % kStepColumns != 0 || features > std::min(limits.threads, kStepFeatures) || features * 4 > limits.threads * kStepHeld)
+    return {};
+  if (p.heads * (p.head_dim / kStepColumns) > limits.gpu.multiprocessors || !aligned16(p.kv_state) || !aligned16(p.v)) return {};
+  Planned to;
+  to.step.kind = StepKind::taylor;
+  to.step.arguments.taylor = tokens;
+  to.step.in_stride[0] = to.step.in_stride[1] = p.heads * p.feature_dim;
+  to.step.in_stride[2] = to.step.out_stride = p.heads * p.head_dim;
+  to.states = {parts.kv, parts.k_sums};
+  to.early = to.states;
+  to.reads = {parts.q, parts.k, parts.v};
+  to.outputs = {parts.y};
+  return to;
+}
+
 class TaylorPendingTokens final : public PendingTokens {
  public:
   explicit TaylorPendingTokens(const Parts& parts)
@@ -83,23 +113,8 @@ class TaylorKernel final : public StepKernel {
   }
 
   std::optional<Planned> instruction(const StepLimits& limits, std::string& why) const override {
-    using namespace kernels;
-    const TaylorAttention& p = parts_.arguments;
-    const int64_t features = packed_features(p.feature_dim);
-    why = "is not one row in bf16, without decay, of a state that is its own";
-    if (p.rows != 1 || p.dtype != DType::bf16 || p.decay != nullptr || !p.state_is_private || parts_.decay.defined()) return {};
-    why = "has a state that cannot be divided among blocks";
-    if (p.head_dim % kStepColumns != 0 || features > std::min(limits.threads, kStepFeatures) || features * 4 > limits.threads * kStepHeld)
-      return {};
-    if (p.heads * (p.head_dim / kStepColumns) > limits.gpu.multiprocessors || !aligned16(p.kv_state) || !aligned16(p.v)) return {};
-    Planned to;
-    to.step.kind = StepKind::taylor;
-    to.step.arguments.taylor = p;
-    to.states = {parts_.kv, parts_.k_sums};
-    to.early = to.states;
-    to.reads = {parts_.q, parts_.k, parts_.v};
-    to.outputs = {parts_.y};
-    return to;
+    const Parts& p = parts_;
+    return taylor_instruction({p.arguments}, p.arguments.rows, {p.q, p.k, p.v, p.kv, p.k_sums, p.y, p.decay.defined()}, limits, why);
   }
 
  private:
@@ -131,6 +146,18 @@ std::unique_ptr<StepKernel> lower_taylor_attention(const Operands& call, std::st
   return std::make_unique<TaylorKernel>(std::move(parts));
 }
 
+class TaylorTokensKernel final : public TokensKernel<kernels::TaylorTokens, &TaylorAttention::state_is_private> {
+ public:
+  TaylorTokensKernel(const kernels::TaylorTokens& arguments, int64_t rows, EarlyReads early, const TaylorSpans& parts)
+      : TokensKernel(arguments, rows, std::move(early)), parts_(parts) {}
+  std::optional<Planned> instruction(const StepLimits& limits, std::string& why) const override {
+    return taylor_instruction(arguments_, rows(), parts_, limits, why);
+  }
+
+ private:
+  TaylorSpans parts_;
+};
+
 std::unique_ptr<StepKernel> lower_tokens(const Operands& call, std::string& why) {
   const Tensor q = call.tensor(0), k = call.tensor(1), v = call.tensor(2), kv = call.tensor(3), sums = call.tensor(4),
                slots = call.tensor(5), decay = call.tensor(9), y = call.result();
@@ -143,9 +170,9 @@ std::unique_ptr<StepKernel> lower_tokens(const Operands& call, std::string& why)
   const ops::OptionalTensor rates = ops::if_defined(decay);
   const Tensor kept_kv = call.tensor(6), kept_sums = call.tensor(7);
   const ops::TaylorAttentionTokens in{q, k, v, kv, sums, slots, kept_kv, kept_sums, call.integer(8), rates, call.number(10), call.flag(11)};
-  using Kernel = TokensKernel<kernels::TaylorTokens, &TaylorAttention::state_is_private>;
-  return std::make_unique<Kernel>(ops::taylor_tokens_arguments(in, y), q.size(0),
-                                  EarlyReads{{call.span(slots)}, {call.span(kv), call.span(sums)}});
+  const TaylorSpans parts{call.span(q), call.span(k), call.span(v), call.span(kv), call.span(sums), call.span(y), decay.defined()};
+  return std::make_unique<TaylorTokensKernel>(ops::taylor_tokens_arguments(in, y), q.size(0),
+                                              EarlyReads{{call.span(slots)}, {parts.kv, parts.k_sums}}, parts);
 }
 
 constexpr Lowering kTaylorAttentionLowerings[] = {{"based::taylor_attention_step", lower_taylor_attention},

@@ -74,6 +74,13 @@ void DecodeStep::use_fixed_rows() {
   sequence_step_ = std::make_unique<SequenceStep>(std::move(parts));
   if (decode_.steps == Steps::plain || runtime::recorder_of(model_.device().type()) == nullptr) return;
   std::string warning;  // about the last attempt that failed
+  const auto record_programs = [&] {
+    try {
+      return sequence_step_->record_programs();
+    } catch (const Error&) {  // the next attempt says why
+      return false;
+    }
+  };
   const auto record = [&](std::optional<decode::Fusion> fusion, const char* consequence) {
     try {
       sequence_step_->record(fusion);
@@ -83,7 +90,8 @@ void DecodeStep::use_fixed_rows() {
       return false;
     }
   };
-  const bool fused = decode_.steps == Steps::fused && (record(decode::Fusion::layers, "decoding: layers of a step stay by themselves: ") ||
+  const bool fused = decode_.steps == Steps::fused && ((!decode_.invariant && record_programs()) ||
+                                                       record(decode::Fusion::layers, "decoding: layers of a step stay by themselves: ") ||
                                                        record(decode::Fusion::none, "decoding: kernels of a step read nothing early: "));
   if (!fused) record({}, "decoding: steps are not recorded and slower: ");
   if (!warning.empty()) log_warning(warning);

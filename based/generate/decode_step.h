@@ -52,6 +52,10 @@ class DecodeStep {
 
   // run() steps all slots, not only the given ones: if steps are recorded, and if a GPU's steps are invariant.
   bool steps_all() const { return !recordings_.empty() || (decode_.invariant && !decode_.fixed_rows && !model_.device().is_cpu()); }
+  // Whether a token drawn by run_drafts() has the bits that it has without drafts. Else it has those of steps with fixed_rows.
+  bool drafts_keep_bits() const {
+    return sequence_step_ == nullptr || sequence_step_->rows() == StepRows::of_tokens || model_.device().is_cpu();
+  }
   bool keeps_log_probabilities() const { return log_probability_.defined(); }
 
   void set_sampling(const std::vector<int64_t>& slots, const std::vector<SamplingOptions>& options);
@@ -75,7 +79,9 @@ class DecodeStep {
   int64_t rounded_bytes() const;  // the part of pending_bytes() that is rounded copies of states
 
   // A step of all slots, operator by operator; with fixed rows one that reads this many tokens.
-  void run_all(int64_t tokens = 1) { sequence_step_ ? sequence_step_->run_operators(tokens) : static_cast<void>(step({})); }
+  void run_all() { step({}); }
+  // A step of one slot that reads its input token and drafts, operator by operator; needs fixed_rows.
+  void run_tokens(int64_t tokens, StepRows rows) { sequence_step_->run_operators(tokens, rows); }
   // A step of these slots, in ascending order; asynchronous on a GPU. `one_row`: a one-row step, which needs DecodeOptions::one_row_steps.
   void run(const std::vector<int64_t>& slots, bool one_row = false);
   // Starts the copy of the last step's tokens to the host. At most `kReadbacks` copies may be in flight, so that the next step can be

@@ -1,5 +1,6 @@
 #include "based/generate/sequence_step.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -13,6 +14,7 @@ SequenceStep::SequenceStep(Parts parts)
   const torch::Device device = parts_.model.device();
   const auto ids = torch::dtype(torch::kInt64).device(device);
   slots_ = torch::zeros({kRows}, ids), drafts_ = torch::zeros({kMostDraftTokens}, ids);
+  drafts_at_host_ = torch::zeros({kMostDraftTokens}, torch::dtype(torch::kInt64).pinned_memory(device.is_cuda()));
   tokens_ = torch::zeros({kRows}, ids), positions_ = torch::zeros({kRows}, ids);
   places_ = torch::arange(1, kRows + 1, ids);
   seen_ = torch::zeros({kRows, parts_.sampling.seen.size(1)}, parts_.sampling.seen.options());
@@ -30,9 +32,26 @@ void SequenceStep::add_recording(const std::function<void()>& body, std::optiona
                                 : decode::RecordedStep{nullptr, runtime::record(device, body, {.rewrite = {}, .memory_of = first})});
 }
 
+bool SequenceStep::record_programs() {
+  rows_ = StepRows::of_tokens;
+  bool found = true;
+  try {
+    for (int64_t tokens = 1; tokens <= kRows && found; ++tokens) {
+      add_recording([this, tokens] { step(tokens); }, plan_options(tokens, rows_));
+      const decode::Plan* const plan = recordings_.back().plan.get();
+      found = plan != nullptr && plan->is_one_program();
+    }
+  } catch (...) {
+    recordings_.clear(), rows_ = StepRows::fixed;
+    throw;
+  }
+  if (!found) recordings_.clear(), rows_ = StepRows::fixed;
+  return found;
+}
+
 void SequenceStep::record(std::optional<decode::Fusion> fusion) {
   std::optional<decode::PlanOptions> options;
-  if (fusion) options = decode::PlanOptions{kPlan.defers, *fusion};
+  if (fusion) options = decode::PlanOptions{.defers = false, .fusion = *fusion};
   try {
     for (int64_t tokens = 1; tokens <= kRows; ++tokens) {
       add_recording([this, tokens] { step(tokens); }, options);
@@ -42,7 +61,7 @@ void SequenceStep::record(std::optional<decode::Fusion> fusion) {
     }
     if (!parts_.one_row) return;
     if (fusion == decode::Fusion::layers) options->fusion = decode::Fusion::all;
-    add_recording([this] { step_one_row(); }, options);
+    add_recording([this] { step_one_row(kOneRow); }, options);
   } catch (...) {
     recordings_.clear();
     throw;
@@ -51,21 +70,23 @@ void SequenceStep::record(std::optional<decode::Fusion> fusion) {
 
 // The body of a step that reads `tokens` tokens. It may be recorded: it uses fixed memory and no value on the host.
 void SequenceStep::step(int64_t tokens) {
+  if (tokens == 1 && rows_ == StepRows::of_tokens) return step_one_row(0);
   at::add_out(positions_, places_, parts_.state.position());
   const Tensor ids = tokens == 1 ? parts_.token : torch::cat({parts_.token, drafts_.narrow(0, 0, tokens - 1)});
   const std::vector<int64_t> rounds(static_cast<size_t>(tokens), 1);
-  const Tensor hidden =
-      parts_.model.step_rounds(ids, parts_.state, slots_.narrow(0, 0, tokens), rounds, journal_.get(), /*padding=*/kRows - tokens);
+  const int64_t padding = rows_ == StepRows::fixed ? kRows - tokens : 0;
+  const Tensor hidden = parts_.model.step_rounds(ids, parts_.state, slots_.narrow(0, 0, tokens), rounds, journal_.get(), padding);
   const Tensor logits = parts_.model.logits(hidden);
   logits_[static_cast<size_t>(tokens - 1)] = logits;  // keeps a recording from using their memory again
   draw(logits, tokens);
   if (tokens == 1) take_now(0);
 }
 
-void SequenceStep::step_one_row() {
+// `index`: of the recording.
+void SequenceStep::step_one_row(size_t index) {
   at::add_out(positions_, places_, parts_.state.position());
   const Tensor logits = parts_.model.logits(parts_.model.step(parts_.token, parts_.state, slots_.narrow(0, 0, 1)));
-  logits_[kOneRow] = logits;
+  logits_[index] = logits;
   draw(logits, 1);
   take_now(0);
 }
@@ -77,11 +98,16 @@ void SequenceStep::draw(const Tensor& logits, int64_t tokens) {
   parts_.draw(logits.narrow(0, 0, tokens), tokens_.narrow(0, 0, tokens), options, drafts_.narrow(0, 0, tokens - 1),
               seen_.narrow(0, 0, tokens));
   if (!parts_.log_probabilities) return;
-  const int64_t rows = logits.size(0);
-  log_probabilities_.narrow(0, 0, rows).copy_(parts_.log_probabilities(logits, tokens_.narrow(0, 0, rows)));
+  // The order of a row's sum depends on the number of rows.
+  const int64_t rows = logits.size(0), at_once = rows_ == StepRows::fixed ? rows : 1;
+  for (int64_t row = 0; row < rows; row += at_once)
+    log_probabilities_.narrow(0, row, at_once)
+        .copy_(parts_.log_probabilities(logits.narrow(0, row, at_once), tokens_.narrow(0, row, at_once)));
 }
 
-void SequenceStep::run_operators(int64_t tokens) {
+void SequenceStep::run_operators(int64_t tokens, StepRows rows) {
+  BASED_ASSERT(recordings_.empty());
+  rows_ = rows;
   last_ = static_cast<size_t>(tokens - 1);
   step(tokens);
 }
@@ -90,17 +116,18 @@ void SequenceStep::run(std::span<const int64_t> drafts) {
   const auto count = static_cast<int64_t>(drafts.size());
   BASED_ASSERT(count <= kMostDraftTokens);
   if (count > 0) {
-    const Tensor given = torch::tensor(std::vector<int64_t>(drafts.begin(), drafts.end()), torch::kInt64);
-    drafts_.narrow(0, 0, count).copy_(drafts_.is_cuda() ? given.pin_memory() : given, /*non_blocking=*/true);
+    std::copy(drafts.begin(), drafts.end(), drafts_at_host_.mutable_data_ptr<int64_t>());
+    drafts_.copy_(drafts_at_host_, /*non_blocking=*/true);
   }
   last_ = drafts.size();
   recordings_.empty() ? step(1 + count) : recordings_[last_].replay->run();
 }
 
 void SequenceStep::run_one_row() {
+  if (rows_ == StepRows::of_tokens) return run({});
   BASED_ASSERT(parts_.one_row);
   last_ = kOneRow;
-  recordings_.empty() ? step_one_row() : recordings_[last_].replay->run();
+  recordings_.empty() ? step_one_row(kOneRow) : recordings_[last_].replay->run();
 }
 
 void SequenceStep::take(int64_t row) {

@@ -1,7 +1,8 @@
 // A step of one sequence that reads its input token and drafts of the tokens after it, on a device where the bits of a row of a matrix
-// product depend on the number of rows. The model always gets kRows rows, of which some are padding. Recurrences take one row after
-// another, in one launch or in several. Each token is drawn from its own row, as if the drafts before it were right. So the bits of a token
-// do not depend on the number of drafts.
+// product depend on the number of rows. The bits of a token do not depend on the number of drafts. Where one kernel computes all layers
+// (kernels/step/step_program.h), the model gets a row for each token, and the bits are those of a step without drafts. Elsewhere it always
+// gets kRows rows, of which some are padding, and the bits are those of such steps. Recurrences take one row after another, in one launch
+// or in several. Each token is drawn from its own row, as if the drafts before it were right.
 #pragma once
 #include <functional>
 #include <memory>
@@ -18,11 +19,19 @@
 
 namespace based {
 
+enum class StepRows {
+  of_tokens,  // a row for each token
+  fixed,      // SequenceStep::kRows
+};
+
 class SequenceStep {
  public:
   static constexpr int64_t kRows = 1 + kMostDraftTokens;
   // The plan of a step with fused layers.
-  static constexpr decode::PlanOptions kPlan{.defers = false, .fusion = decode::Fusion::layers};
+  static decode::PlanOptions plan_options(int64_t tokens, StepRows rows) {
+    if (rows == StepRows::fixed) return {.defers = false, .fusion = decode::Fusion::layers};
+    return {.defers = false, .fusion = decode::Fusion::all, .tokens = tokens};
+  }
 
   // Everything that a step reads and writes, on the model's device.
   struct Parts {
@@ -40,18 +49,23 @@ class SequenceStep {
   };
   explicit SequenceStep(Parts parts);
 
-  // Records a step of each number of tokens, rewritten by its plan; without `fusion` as its operators launch it. Throws Error where steps
-  // cannot be recorded, or where those of different numbers of tokens would fuse different operators and so have different bits. Changes
-  // the state and the token.
+  // Records a step of each number of tokens, as one kernel and with a row for each token. Returns false, and records nothing, where no
+  // kernel computes all layers. Throws Error where steps cannot be recorded. Changes the state and the token, as record() does.
+  bool record_programs();
+  // Records a step of each number of tokens in fixed rows, rewritten by its plan; without `fusion` as its operators launch it. Throws Error
+  // where steps cannot be recorded, or where those of different numbers of tokens would fuse different operators and so have different
+  // bits.
   void record(std::optional<decode::Fusion> fusion);
+  StepRows rows() const { return rows_; }
 
   // Reads the input token and up to kMostDraftTokens drafts, and draws a token after each of them, as if all tokens drawn before it were
   // the drafts. Without drafts it takes row 0. Asynchronous on a GPU. The results below are those of the last run().
   void run(std::span<const int64_t> drafts);
-  // Reads the input token alone, by a step of one row, which rounds otherwise than those of run() and fuses more. Draws and takes row 0.
+  // Reads the input token alone, by a step of one row. Where run() has fixed rows, it rounds otherwise and fuses more. Draws and takes
+  // row 0.
   void run_one_row();
   // The same as run(), operator by operator, for drafts that are on the device.
-  void run_operators(int64_t tokens);
+  void run_operators(int64_t tokens, StepRows rows = StepRows::fixed);
   // The input token becomes the one drawn from this row, and the marks of seen tokens are those after this draw.
   void take(int64_t row);
   Tensor logits(int64_t row) const { return logits_.at(last_).narrow(0, row, 1); }            // [1, padded_vocab]
@@ -71,15 +85,17 @@ class SequenceStep {
   static constexpr size_t kOneRow = kRows;  // the index of the one-row step, after those of 1, 2, … tokens
 
   void step(int64_t tokens);
-  void step_one_row();
+  void step_one_row(size_t index);
   void draw(const Tensor& logits, int64_t tokens);
   void add_recording(const std::function<void()>& body, std::optional<decode::PlanOptions> options);
   void take_now(int64_t row);
 
   Parts parts_;
+  StepRows rows_ = StepRows::fixed;
   Tensor slots_;                             // int64 [kRows]: zeros
   Tensor places_;                            // int64 [kRows]: 1, 2, …
   Tensor drafts_;                            // int64 [kMostDraftTokens]
+  Tensor drafts_at_host_;                    // the same in pinned memory; read by the step until read_back()
   Tensor tokens_, positions_;                // int64 [kRows]: the drawn tokens and their positions
   Tensor log_probabilities_;                 // fp32 [kRows], or undefined
   Tensor seen_;                              // int32 [kRows, words]: the marks after each draw

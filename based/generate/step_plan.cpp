@@ -50,8 +50,10 @@ std::unique_ptr<decode::Plan> plan_of(const ModelConfig& config, const decode::G
       model, state,
       {.steps = Steps::plain, .invariant = options.invariant, .fixed_rows = options.tokens > 0, .one_row_steps = options.one_row});
   if (options.one_row)
-    return decode::plan_step([&] { step.run({0}, /*one_row=*/true); }, gpu, {SequenceStep::kPlan.defers, decode::Fusion::all});
-  if (options.tokens > 0) return decode::plan_step([&] { step.run_all(options.tokens); }, gpu, SequenceStep::kPlan);
+    return decode::plan_step([&] { step.run({0}, /*one_row=*/true); }, gpu, SequenceStep::plan_options(1, StepRows::of_tokens));
+  if (options.tokens > 0)
+    return decode::plan_step([&] { step.run_tokens(options.tokens, options.rows); }, gpu,
+                             SequenceStep::plan_options(options.tokens, options.rows));
   return decode::plan_step([&] { step.run_all(); }, gpu, {/*defers=*/!options.invariant});
 }
 

@@ -104,6 +104,22 @@ TEST(StepPlan, OfSeveralTokensOfOneSequence) {
   EXPECT_THROW(plan_decode_step(find_preset("based-360m"), kH200, {.slots = 2, .tokens = 1}), UsageError);
 }
 
+// A kernel of a whole step reads several tokens as it reads one.
+TEST(StepPlan, OneProgramReadsSeveralTokens) {
+  for (const char* preset : {"based-360m", "based-1.4b"}) {
+    const Counts one = counts_of(*plan_decode_step(find_preset(preset), kH200, {}));
+    for (int64_t tokens = 1; tokens <= SequenceStep::kRows; ++tokens) {
+      const auto plan = plan_decode_step(find_preset(preset), kH200, {.tokens = tokens, .rows = StepRows::of_tokens});
+      EXPECT_EQ(counts_of(*plan).whole_step, one.whole_step) << plan->text();
+      EXPECT_TRUE(plan->is_one_program()) << plan->text();
+    }
+  }
+  for (const char* preset : {"attn-360m", "mamba-360m", "gla-360m"})
+    EXPECT_FALSE(plan_decode_step(find_preset(preset), kH200, {.tokens = 2, .rows = StepRows::of_tokens})->is_one_program()) << preset;
+  EXPECT_FALSE(plan_decode_step(find_preset("based-360m"), kH200, {.tokens = 2})->is_one_program());
+  EXPECT_FALSE(plan_decode_step(find_preset("based-360m"), kH200, {.slots = 2})->is_one_program());
+}
+
 TEST(StepPlan, StepsOfEachNumberOfTokensFuseTheSame) {
   for (const char* preset : {"based-360m", "attn-360m", "mamba-360m", "gla-360m", "rwkv5-360m", "h3-360m"}) {
     const auto one = plan_decode_step(find_preset(preset), kH200, {.tokens = 1});
@@ -175,7 +191,7 @@ TEST(StepPlan, OfOtherDevicesAndTypes) {
   EXPECT_THAT(older->text(), HasSubstr("for Hopper"));
   const auto fp32 = plan_decode_step(find_preset("based-360m"), kH200, {.slots = 1, .dtype = torch::kFloat32});
   EXPECT_EQ(counts_of(*fp32).whole_step, 0);
-  EXPECT_THAT(fp32->text(), HasSubstr("is not one row in bf16"));
+  EXPECT_THAT(fp32->text(), HasSubstr("is not one sequence in bf16"));
   const auto invariant = plan_decode_step(find_preset("based-360m"), kH200, {.slots = 1, .invariant = true});
   EXPECT_EQ(counts_of(*invariant).deferred_state, 0) << "waiting tokens change the order of sums";
   EXPECT_THROW(plan_decode_step(find_preset("based-360m"), kH200, {.slots = 0}), UsageError);

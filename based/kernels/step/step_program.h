@@ -1,6 +1,7 @@
 // A decode step of one sequence as one persistent kernel. The layers of a step depend on one another and read 2.7 GB of weights; run as
 // separate kernels they leave the memory idle between layers. The blocks of a step program stay resident and prefetch the weights of the
-// next layers while they wait for each other's results. The host plans the program (decode/step_program.h) and the kernel executes it.
+// next layers while they wait for each other's results. The host plans the program (decode/step_program.h) and the kernel executes it. A
+// program may read several consecutive tokens of the sequence, each with the bits of a program of one token.
 #pragma once
 #include "based/kernels/attention/causal_attention.h"
 #include "based/kernels/conv/short_conv.h"
@@ -22,16 +23,16 @@ enum class StepKind : int32_t {
 };
 
 struct LinearWithConv {
-  Linear linear;
-  ShortConv conv;
+  Linear linear;                 // rows: tokens
+  ShortConvTokens conv;          // here and below: `padding` is 0
   const float* scale = nullptr;  // [linear.out]; then the weight is int8 [out, in], of which a row is multiplied by its scale
 };
 union StepArguments {
   StepArguments() : norm() {}
   RmsNorm norm;
   LinearWithConv linear;
-  TaylorAttention taylor;
-  CausalAttentionStep window;
+  TaylorTokens taylor;
+  CausalAttentionTokens window;
 };
 
 // How outputs are divided among the blocks: each has `each` of them, the first `extra` blocks have one more.
@@ -52,6 +53,7 @@ struct alignas(16) StepInstruction {
   // the word itself whether the element has arrived.
   const uint32_t* in[3] = {};  // mailboxes of `add`; of x; or of q, k, v; null: the input is read from its tensor
   uint32_t* out = nullptr;
+  int32_t in_stride[3] = {}, out_stride = 0;  // elements from one token to the next, in the mailboxes and in the tensors
   StepArguments arguments;
 };
 
@@ -84,10 +86,14 @@ struct StepProgram {
   unsigned* counters = nullptr;  // [2]: number of launches so far, and of blocks of this launch that have ended
   int32_t instruction_count = 0, fetch_count = 0;
   bool has_int8 = false;  // whether an instruction has int8 weights
+  int32_t tokens = 1;     // 1 to kStepTokens; 1 if has_int8
+  int32_t width = 0;      // of the residual stream
+  int32_t x_bytes = 0;    // with several tokens: most shared memory that an instruction needs for a token's x, see step_x_bytes
   int32_t threads = 0;    // threads of a block that compute, a multiple of 32; two more warps request copies
   int32_t stages = 0;     // stages of the ring of weights; set by step_program
 };
 
+constexpr int kStepTokens = 8;  // most tokens
 constexpr int kStepMostThreads = 512;
 constexpr int kStepFewestThreads = 256;
 constexpr int kStepMostStages = 16;
@@ -97,6 +103,9 @@ constexpr int kStepBiased = 64;     // most outputs of a block's share if they n
 constexpr int kStepColumns = 16;    // columns of a head's state that a block handles
 constexpr int kStepHeld = 3;        // vectors of those columns that a thread holds in registers
 constexpr int kStepFeatures = 192;  // most packed features
+constexpr int kStepMostKeys = 128;  // most keys of a window
+constexpr int kStepFeatureDim = 18;
+static_assert(packed_features(kStepFeatureDim) <= kStepFeatures && packed_features(kStepFeatureDim + 1) > kStepFeatures);
 
 // Whether the share of a linear layer is small enough for companions. Biases and pairs need them; scales are read from memory without them.
 constexpr bool step_has_companions(const StepShare& share) { return share.each + (share.extra > 0 ? 1 : 0) <= kStepBiased; }
@@ -107,6 +116,11 @@ constexpr int step_stage_rows(int threads, int64_t row_bytes) {
   while (rows > 0 && rows * row_bytes > step_stage_bytes(threads)) rows /= 2;
   return rows;
 }
+// Shared memory for a token's x in a program of several tokens. The 64 bytes after x let threads that read neighbouring tokens use
+// different banks.
+constexpr int32_t step_x_bytes(int64_t elements) { return static_cast<int32_t>(2 * elements + 64); }
+// The same for a window: the query and the new key in fp32, the scores, and the new value.
+constexpr int32_t step_window_bytes(int32_t head_dim) { return 2 * 4 * head_dim + 4 * kStepMostKeys + 2 * head_dim; }
 
 namespace cuda {
 // Runs the program on Hopper, as a cooperative launch, since all of its blocks, one for each multiprocessor, must be resident.

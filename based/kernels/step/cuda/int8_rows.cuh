@@ -76,14 +76,14 @@ __device__ __forceinline__ float store_digits(const WarpInput& x, uint32_t* digi
 template <int kGroups>
 struct Int8Products {
   static constexpr int kChunks = kGroups / 2;
-  StepThread& t;
+  StepThread<OneToken>& t;
   const int row, quarter, odd, shift;
   const uint32_t row_bytes, swap, lane_at;  // lane_at: for even chunks; 2 · swap less for odd ones
   const float factor;
   float* sums;
   uint4 x[kChunks];
 
-  __device__ __forceinline__ Int8Products(StepThread& thread, int stage_shift, float inverse)
+  __device__ __forceinline__ Int8Products(StepThread<OneToken>& thread, int stage_shift, float inverse)
       : t(thread),
         row(thread.lane / 4),
         quarter(thread.lane % 4),
@@ -137,7 +137,7 @@ struct Int8Products {
 };
 
 template <int kGroups>
-__device__ __forceinline__ void multiply_int8_rows(StepThread& t, int rows, int shift, float inverse) {
+__device__ __forceinline__ void multiply_int8_rows(StepThread<OneToken>& t, int rows, int shift, float inverse) {
   constexpr int kTiles = kGroups > 4 ? 1 : 2;              // with longer rows, two tiles need too many registers
   static_assert(kTiles * kGroups <= 2 * kStepTileStages);  // a stage has 32 / kGroups rows
   Int8Products<kGroups> products(t, shift, inverse);

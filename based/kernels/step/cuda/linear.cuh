@@ -12,14 +12,14 @@ namespace based::kernels::cuda::detail {
 // so lanes of odd rows read neighbouring groups of 32 elements in swapped order to avoid bank conflicts; columns 2, 3, 6 and 7 of B hold
 // x in that order. As a result lane `odd` of the four lanes of a row has the row's whole sum.
 template <int kGroups>
-__device__ __forceinline__ void multiply_rows(StepThread& t, int rows, int shift) {
+__device__ __forceinline__ void multiply_rows(StepThread<OneToken>& t, int rows, int shift) {
   constexpr int kGroupsPerChunk = kGroups < 2 ? 1 : 2, kChunks = kGroups / kGroupsPerChunk;
   const int row = t.lane / 4, odd = row % 2, first_unit = t.warp * kGroups * 4 + t.lane % 4;
   uint64_t x[kGroups];
 #pragma unroll
   for (int j = 0; j < kGroups; ++j) {
     const int unit = first_unit + 4 * (kGroups > 1 ? j ^ (row / 2 % 2) : j);
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(&t.shared.x[unit]) + odd;
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(&t.shared.x()[unit]) + odd;
     x[j] = two_words(words[0], words[2]);
   }
   const uint32_t row_bytes = kGroups * 2 * t.threads, row_at = row * row_bytes, swap = kGroups > 1 ? 64 * odd : 0;
@@ -51,8 +51,35 @@ __device__ __forceinline__ void multiply_rows(StepThread& t, int rows, int shift
   }
 }
 
+// What an output needs besides its sums: biases, and a convolution's weights and state. They are requested early (request_instructions).
+struct OutputCompanions {
+  bf16 bias = {}, gate_bias = {}, taps[3] = {}, taps_bias = {};
+  float2 old = make_float2(0, 0);
+
+  template <class Tokens>
+  __device__ __forceinline__ void load(const StepThread<Tokens>& t, const StepInstruction& step, int out, int in_share) {
+    const Linear& p = step.arguments.linear.linear;
+    if (const auto* source = static_cast<const bf16*>(p.bias); source != nullptr) {
+      bias = t.companion(kStepBias, source, out, in_share);
+      if (step.kind != StepKind::linear) gate_bias = t.companion(kStepGateBias, source + p.out / 2, out, in_share);
+    }
+    if (step.kind != StepKind::conv) return;
+    const ShortConv& c = step.arguments.linear.conv.step;
+    const auto *taps_source = static_cast<const bf16*>(c.weight), *bias_source = static_cast<const bf16*>(c.bias);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) taps[i] = t.companion(kStepTaps, taps_source, 3 * out + i, 3 * in_share + i);
+    if (bias_source != nullptr) taps_bias = t.companion(kStepTapsBias, bias_source, out, in_share);
+    old = t.companion(kStepState, reinterpret_cast<const float2*>(c.state), out, in_share);
+  }
+  // The convolution of an input and the two before it.
+  __device__ __forceinline__ float convolved(bool silu, float oldest, float older, float x) const {
+    const float z = fmaf(to_float(taps[2]), x, fmaf(to_float(taps[1]), older, fmaf(to_float(taps[0]), oldest, to_float(taps_bias))));
+    return silu ? z * sigmoid(z) : z;
+  }
+};
+
 // Receives the warp's part of x from the mailbox, or reads it from memory.
-__device__ __forceinline__ WarpInput receive_x(const StepThread& t, const StepInstruction& step) {
+__device__ __forceinline__ WarpInput receive_x(const StepThread<OneToken>& t, const StepInstruction& step) {
   const int elements_of_warp = 32 * step.groups, at = t.warp * elements_of_warp + 4 * t.lane,
             second = elements_of_warp > 128 ? at + 128 : at;
   WarpInput x{};
@@ -66,13 +93,13 @@ __device__ __forceinline__ WarpInput receive_x(const StepThread& t, const StepIn
   while (!has_arrived(v, t.tag) || !has_arrived(w, t.tag));
   return {elements(v), elements(w)};
 }
-__device__ __forceinline__ WarpInput shared_x(const StepThread& t, int groups) {
-  const uint2* x = reinterpret_cast<const uint2*>(t.shared.x) + t.warp * 8 * groups + t.lane;
+__device__ __forceinline__ WarpInput shared_x(const StepThread<OneToken>& t, int groups) {
+  const uint2* x = reinterpret_cast<const uint2*>(t.shared.x()) + t.warp * 8 * groups + t.lane;
   const uint2 none = make_uint2(0, 0);
   return {t.lane < 8 * groups ? x[0] : none, t.lane + 32 < 8 * groups ? x[32] : none};
 }
-__device__ __forceinline__ void store_x(StepThread& t, int groups, const WarpInput& x) {
-  uint2* to = reinterpret_cast<uint2*>(t.shared.x) + t.warp * 8 * groups + t.lane;
+__device__ __forceinline__ void store_x(StepThread<OneToken>& t, int groups, const WarpInput& x) {
+  uint2* to = reinterpret_cast<uint2*>(t.shared.x()) + t.warp * 8 * groups + t.lane;
   if (t.lane < 8 * groups) to[0] = x.first;
   if (t.lane + 32 < 8 * groups) to[32] = x.second;
   __syncwarp();  // the warp's part of x is complete; other warps do not read it
@@ -81,7 +108,7 @@ __device__ __forceinline__ void store_x(StepThread& t, int groups, const WarpInp
 // Multiplies x by a block's rows of the weights and finishes the outputs: adds the bias and applies SwiGLU, or the short convolution and
 // its gate. kInt8: whether the program has int8 weights.
 template <bool kInt8>
-__device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction& step) {
+__device__ __forceinline__ void step_linear(StepThread<OneToken>& t, const StepInstruction& step) {
   const bool pairs = step.kind != StepKind::linear;
   const BlockShare share(step.share);
   const int shift = step.stage_shift, half = (1 << shift) / 2,
@@ -91,29 +118,16 @@ __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction
 #pragma unroll 1
   for (int first = 0; first < share.count; first += most) {
     const int count = min(share.count - first, most);
-    const int out = share.first + first + t.thread, in_share = first + t.thread;  // the thread's output, if t.thread < count
+    const int out = share.first + first + t.thread;  // the thread's output, if t.thread < count
     // Load the companions of the output before its sums are complete.
-    bf16 bias = {}, gate_bias = {}, taps[3] = {}, taps_bias = {};
-    float2 old = make_float2(0, 0);
+    OutputCompanions with;
     float scale = 0, gate_scale = 0;
     if (t.thread < count) {
-      const Linear& p = step.arguments.linear.linear;
+      with.load(t, step, out, first + t.thread);
       if (is_int8) {
         const float* source = step.arguments.linear.scale;
-        scale = step_has_companions(step.share) ? t.companion(kStepScale, source, out, in_share) : __ldg(source + out);
-        if (pairs) gate_scale = t.companion(kStepGateScale, source + p.out / 2, out, in_share);
-      }
-      if (const auto* source = static_cast<const bf16*>(p.bias); source != nullptr) {
-        bias = t.companion(kStepBias, source, out, in_share);
-        if (pairs) gate_bias = t.companion(kStepGateBias, source + p.out / 2, out, in_share);
-      }
-      if (step.kind == StepKind::conv) {
-        const ShortConv& c = step.arguments.linear.conv;
-        const auto *taps_source = static_cast<const bf16*>(c.weight), *bias_source = static_cast<const bf16*>(c.bias);
-#pragma unroll
-        for (int i = 0; i < 3; ++i) taps[i] = t.companion(kStepTaps, taps_source, 3 * out + i, 3 * in_share + i);
-        if (bias_source != nullptr) taps_bias = t.companion(kStepTapsBias, bias_source, out, in_share);
-        old = t.companion(kStepState, reinterpret_cast<const float2*>(c.state), out, in_share);
+        scale = step_has_companions(step.share) ? t.companion(kStepScale, source, out, first + t.thread) : __ldg(source + out);
+        if (pairs) gate_scale = t.companion(kStepGateScale, source + step.arguments.linear.linear.out / 2, out, first + t.thread);
       }
     }
 
@@ -147,34 +161,23 @@ __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction
 
     if (t.thread < count) {
       // Add up the sums over the warps, of the output and of its gate.
-      const auto row_sum = [&t](int row) {
-        const auto* parts = reinterpret_cast<const float4*>(t.sums() + row * kStepSumStride);
-        float4 all = make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int i = 0; i < kStepMostWarps / 4; ++i) {
-          const float4 v = parts[i];
-          const int there = i < kStepFewestWarps / 4 ? 4 : t.threads / 32 - 4 * i;  // entries of warps that do not exist are stale
-          all.x += there > 0 ? v.x : 0, all.y += there > 1 ? v.y : 0, all.z += there > 2 ? v.z : 0, all.w += there > 3 ? v.w : 0;
-        }
-        return (all.x + all.y) + (all.z + all.w);
-      };
+      const auto row_sum = [&t](int row) { return t.row_sum(t.sums() + row * kStepSumStride); };
       const int row = pairs ? (t.thread & ~(half - 1)) * 2 + (t.thread & (half - 1)) : t.thread;
       float value = row_sum(row), gate = pairs ? row_sum(row + half) : 0.0F;
       const Linear& p = step.arguments.linear.linear;
       if (is_int8) value *= scale, gate *= gate_scale;
-      value += to_float(bias), gate += to_float(gate_bias);
+      value += to_float(with.bias), gate += to_float(with.gate_bias);
       if (step.kind == StepKind::swiglu) value *= gate * sigmoid(gate);
       if (step.kind != StepKind::conv) {
-        t.send(step, p.y, out, value);
+        t.send(step, p.y, 0, out, value);
       } else {
         // The short convolution of the value, times the gate; both are rounded as the output of the linear layer.
         const bf16 rounded = from_float<bf16>(value), rounded_gate = from_float<bf16>(gate);
-        const ShortConv& c = step.arguments.linear.conv;
-        const auto tap = [&taps](int i) { return to_float(taps[i]); };
-        const float x = to_float(rounded), z = fmaf(tap(2), x, fmaf(tap(1), old.y, fmaf(tap(0), old.x, to_float(taps_bias))));
-        t.send(step, c.y, out, (c.silu ? z * sigmoid(z) : z) * to_float(rounded_gate));
+        const ShortConv& c = step.arguments.linear.conv.step;
+        const float x = to_float(rounded);
+        t.send(step, c.y, 0, out, with.convolved(c.silu, with.old.x, with.old.y, x) * to_float(rounded_gate));
         if ((step.stores & 2) != 0) static_cast<bf16*>(p.y)[out] = rounded, static_cast<bf16*>(p.y)[out + p.out / 2] = rounded_gate;
-        reinterpret_cast<float2*>(c.state)[slot_of(c.slot) * c.channels + out] = make_float2(old.y, x);
+        reinterpret_cast<float2*>(c.state)[slot_of(c.slot) * c.channels + out] = make_float2(with.old.y, x);
       }
     }
     t.sums_half ^= 1;

@@ -45,7 +45,8 @@ __device__ __forceinline__ void bulk_load_once(uint32_t shared, const void* glob
                : "memory");
 }
 // Requests all weights of the block, in order. Run by one thread.
-inline __device__ void request_weights(const StepProgram& program, StepShared& shared, uint32_t ring) {
+template <class Shared>
+__device__ __forceinline__ void request_weights(const StepProgram& program, Shared& shared, uint32_t ring) {
   const uint64_t policy = first_out_of_cache();
   const uint32_t stage_bytes = step_stage_bytes(program.threads);
   RingPlace at, oldest;  // oldest: the first stage in flight
@@ -78,37 +79,50 @@ inline __device__ void request_weights(const StepProgram& program, StepShared& s
   }
 }
 
-// Requests all instructions and their companions, in order. Run by one thread. Uses TMA, since ordinary loads would delay the other
-// threads' reads of the mailboxes.
-inline __device__ void request_instructions(const StepProgram& program, StepShared& shared) {
+// The part of an instruction's companions that a lane requests: source number `lane`.
+struct CompanionRequest {
+  const char* source;
+  int32_t each;
+  bool whole;
+  int64_t from_slot;  // bytes
+  StepShare share;
+  __device__ __forceinline__ CompanionRequest(const StepCompanions& of, int lane) : share(of.share) {
+    const bool any = lane < kStepSources;
+    source = any ? of.source[lane] : nullptr, each = any ? of.each[lane] : 0, whole = of.whole;
+    from_slot = lane == kStepState && of.slot != nullptr ? *of.slot * of.slot_bytes : 0;
+  }
+};
+
+// Requests all instructions and their companions, in order. Run by one warp. Uses TMA, since ordinary loads would delay the other threads'
+// reads of the mailboxes.
+template <class Shared>
+__device__ __forceinline__ void request_instructions(const StepProgram& program, Shared& shared) {
+  static_assert(kStepSources <= 32);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   RingPlace at;
   bool is_first_round = true;
-  StepCompanions next = program.companions[0];
+  CompanionRequest next(program.companions[0], lane);
   for (int i = 0; i < program.instruction_count; ++i) {
-    const StepCompanions these = next;
-    if (i + 1 < program.instruction_count) next = program.companions[i + 1];
+    const CompanionRequest request = next;
+    if (i + 1 < program.instruction_count) next = CompanionRequest(program.companions[i + 1], lane);
     if (!is_first_round) barrier_wait(shared_address(&shared.slot_empty[at.slot]), at.phase ^ 1);
     const StepSlot& slot = shared.slots[at.slot];
-    const BlockShare share(these.share);
-    const uint32_t full = shared_address(&shared.slot_full[at.slot]), to = shared_address(slot.companions);
-    const char* from[kStepSources];
-    uint32_t bytes[kStepSources], total = sizeof(StepInstruction);
-#pragma unroll
-    for (int s = 0; s < kStepSources; ++s) {
-      from[s] = these.source[s], bytes[s] = these.each[s];
-      if (!these.whole && from[s] != nullptr) {
-        from[s] += int64_t{share.first} * these.each[s];
-        if (s == kStepState && these.slot != nullptr) from[s] += *these.slot * these.slot_bytes;
-        const auto odd = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from[s]) % 16);
-        from[s] -= odd, bytes[s] = (odd + share.count * these.each[s] + 15) / 16 * 16;
-      }
-      total += bytes[s];
+    const uint32_t full = shared_address(&shared.slot_full[at.slot]);
+    const char* from = request.source;
+    uint32_t bytes = request.each;
+    if (!request.whole && from != nullptr) {
+      const BlockShare share(request.share);
+      from += int64_t{share.first} * request.each + request.from_slot;
+      const auto odd = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) % 16);
+      from -= odd, bytes = (odd + share.count * request.each + 15) / 16 * 16;
     }
-    barrier_expect(full, total);
-    bulk_load(shared_address(&slot.step), program.instructions + i, sizeof(StepInstruction), full);
-#pragma unroll
-    for (int s = 0; s < kStepSources; ++s)
-      if (bytes[s] > 0) bulk_load(to + s * StepSlot::kPart, from[s], bytes[s], full);
+    const uint32_t total = sizeof(StepInstruction) + __reduce_add_sync(~0U, bytes);
+    if (lane == 0) {
+      barrier_expect(full, total);
+      bulk_load(shared_address(&slot.step), program.instructions + i, sizeof(StepInstruction), full);
+    }
+    __syncwarp();  // the barrier knows the number of bytes
+    if (bytes > 0) bulk_load(shared_address(slot.companions) + lane * StepSlot::kPart, from, bytes, full);
     at.advance(kStepSlots);
     if (at.slot == 0) is_first_round = false;
   }

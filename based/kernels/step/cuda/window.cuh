@@ -12,7 +12,7 @@ struct WindowShare {
   int64_t slot, stride;
   bf16 *k_ring, *v_ring;
   __device__ __forceinline__ WindowShare(const StepInstruction& step, int thread) {
-    const CausalAttentionStep& p = step.arguments.window;
+    const CausalAttentionStep& p = step.arguments.window.step;
     head = BlockShare(step.share).index, units = p.head_dim / 8, key = thread / units, unit = thread % units;
     slot = slot_of(p.slot), stride = int64_t{p.heads} * p.head_dim;
     const int64_t first = slot * p.capacity * stride + head * p.head_dim;
@@ -20,8 +20,9 @@ struct WindowShare {
   }
 };
 
-// One element of the sum of values weighted by the softmax of the scores.
-__device__ __forceinline__ float weighted(const float* scores, const bf16* values, int count, int stride) {
+// One element of the sum of values weighted by the softmax of the scores. value(i): the element of key i's value.
+template <class Value>
+__device__ __forceinline__ float weighted(const float* scores, int count, const Value& value) {
   float top = -INFINITY, total = 0, sum = 0;
 #pragma unroll 4
   for (int i = 0; i < count; ++i) top = fmaxf(top, scores[i]);
@@ -29,14 +30,15 @@ __device__ __forceinline__ float weighted(const float* scores, const bf16* value
   for (int i = 0; i < count; ++i) {
     const float weight = exp2f(scores[i] - top);
     total += weight;
-    sum = fmaf(weight, to_float(values[i * stride]), sum);
+    sum = fmaf(weight, to_float(value(i)), sum);
   }
   return sum / total;
 }
 
 // Loads the thread's part of the keys and values, and computes the rotary rotations.
-__device__ inline void prefetch_window(StepThread& t, const StepInstruction& step) {
-  const CausalAttentionStep& p = step.arguments.window;
+template <class Tokens>
+__device__ __forceinline__ void prefetch_window(StepThread<Tokens>& t, const StepInstruction& step) {
+  const CausalAttentionStep& p = step.arguments.window.step;
   const WindowShare share(step, t.thread);
   if (share.head >= p.heads) return;
   if (share.key < p.capacity) {
@@ -46,11 +48,15 @@ __device__ inline void prefetch_window(StepThread& t, const StepInstruction& ste
   }
   const int64_t written = __ldcg(p.position);
   if (t.thread == 0) t.shared.position = written;
-  if (t.thread < p.head_dim / 2) t.shared.rotations[t.thread] = rotary_turn(written, rotary_frequency(t.thread, p.head_dim, p.rotary_base));
+  const int pairs = p.head_dim / 2;
+  for (int i = t.thread; i < t.program.tokens * pairs; i += t.threads) {
+    const int token = Tokens::kTokens == 1 ? 0 : i / pairs, pair = i - token * pairs;
+    t.shared.rotations[token][pair] = rotary_turn(written + token, rotary_frequency(pair, p.head_dim, p.rotary_base));
+  }
 }
 
-__device__ inline void step_window(StepThread& t, const StepInstruction& step) {
-  const CausalAttentionStep& p = step.arguments.window;
+__device__ inline void step_window(StepThread<OneToken>& t, const StepInstruction& step) {
+  const CausalAttentionStep& p = step.arguments.window.step;
   const WindowShare share(step, t.thread);
   const int head = share.head, units = share.units, key = share.key, unit = share.unit, capacity = static_cast<int>(p.capacity);
   if (head >= p.heads) return;
@@ -58,7 +64,7 @@ __device__ inline void step_window(StepThread& t, const StepInstruction& step) {
   const int newest = static_cast<int>(written % capacity), count = static_cast<int>(min(written + 1, p.capacity));
   bf16 *k_ring = share.k_ring, *v_ring = share.v_ring;
   t.compute_barrier();  // all threads have read shared.sums and shared.x, which are reused
-  float *query = reinterpret_cast<float*>(t.shared.x), *newest_key = query + 128, *scores = newest_key + 128,
+  float *query = reinterpret_cast<float*>(t.shared.x()), *newest_key = query + 128, *scores = newest_key + 128,
         *parts = t.shared.sums + 4 * kStepMostThreads;
   auto* values = reinterpret_cast<uint4*>(t.shared.sums);
   const uint4 keys = as_uint4(t.prefetched[0]);
@@ -71,7 +77,7 @@ __device__ inline void step_window(StepThread& t, const StepInstruction& step) {
   }
   if (t.thread < p.head_dim / 2) {
     const int other = t.thread + p.head_dim / 2;
-    const float2 turn = t.shared.rotations[t.thread];
+    const float2 turn = t.shared.rotations[0][t.thread];
     const float a = receive(step.in[0], p.q, at + t.thread, t.tag), b = receive(step.in[0], p.q, at + other, t.tag),
                 c = receive(step.in[1], p.k, at + t.thread, t.tag), d = receive(step.in[1], p.k, at + other, t.tag);
     query[t.thread] = to_float(from_float<bf16>(a * turn.x - b * turn.y)),
@@ -96,8 +102,9 @@ __device__ inline void step_window(StepThread& t, const StepInstruction& step) {
     scores[t.thread] = t.thread < count ? s * p.scale * 1.44269504088896341F : -INFINITY;
   }
   t.compute_barrier();  // the scores are complete
-  if (t.thread < p.head_dim)
-    t.send(step, p.y, at + t.thread, weighted(scores, reinterpret_cast<const bf16*>(values) + t.thread, count, p.head_dim));
+  if (t.thread >= p.head_dim) return;
+  const bf16* element = reinterpret_cast<const bf16*>(values) + t.thread;
+  t.send(step, p.y, 0, at + t.thread, weighted(scores, count, [&](int i) { return element[i * p.head_dim]; }));
 }
 
 }  // namespace based::kernels::cuda::detail
