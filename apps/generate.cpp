@@ -151,18 +151,17 @@ Json run_of(const Options& options, const std::string& model_hash, const Engine&
            {"seed", sampling.seed},
            {"stop", options.stops},
            {"logprobs", options.logprobs}};
-  if (!options.draft.empty() && !options.invariant) run["draft"] = options.draft;    // it moves the moments at which prompts are read
-  if (!options.draft.empty() && model.device().is_cuda()) run["fixed_rows"] = true;  // such steps have their own bits
+  if (!options.draft.empty() && !options.invariant) run["draft"] = options.draft;  // it moves the moments at which prompts are read
+  if (!engine.drafts_keep_bits()) run["fixed_rows"] = true;                        // such steps have their own bits
   if (options.invariant) run.erase("slots");  // then the results depend only on the sequence, not on the number of slots
   return run;
 }
 
-Json json_of(const DraftCounts& counts) {
-  return {{"steps", counts.steps},
-          {"one_row_steps", counts.one_row},
-          {"drafted_tokens", counts.drafted},
-          {"accepted_tokens", counts.accepted},
-          {"tokens_per_step", counts.tokens_per_step()}};
+Json draft_json(const Engine& engine) {
+  const DraftCounts counts = engine.draft_counts();
+  return {{"keeps_bits", engine.drafts_keep_bits()}, {"steps", counts.steps},
+          {"one_row_steps", counts.one_row},         {"drafted_tokens", counts.drafted},
+          {"accepted_tokens", counts.accepted},      {"tokens_per_step", counts.tokens_per_step()}};
 }
 
 // For the line of figures; empty without --draft.
@@ -172,18 +171,18 @@ std::string describe(const Options& options, const DraftCounts& counts) {
          format_number(counts.tokens_per_step(), 2) + " tokens a step";
 }
 
-void report(const Options& options, const BatchReport& report, const DraftCounts& drafts) {
+void report(const Options& options, const BatchReport& report, const Engine& engine) {
   const int64_t failed = report.kept_failed + report.failed, succeeded = report.kept - report.kept_failed + report.finished;
   const double tokens_per_second = rate(report.tokens, report.seconds);
   print_message(grouped(succeeded) + " of " + grouped(report.prompts) + " prompts" +
                 (report.kept > 0 ? " (" + grouped(report.kept - report.kept_failed) + " of them before)" : "") + ", " +
                 grouped(report.tokens) + " tokens in " + format_duration(report.seconds) + ", " + format_number(tokens_per_second, 1) +
-                " tokens/s" + describe(options, drafts));
+                " tokens/s" + describe(options, engine.draft_counts()));
   if (options.json && !options.out.empty()) {
     Json json{{"prompts", report.prompts}, {"finished", report.finished},           {"failed", failed},
               {"kept", report.kept},       {"prompt_tokens", report.prompt_tokens}, {"tokens", report.tokens},
               {"seconds", report.seconds}, {"tokens_per_second", tokens_per_second}};
-    if (!options.draft.empty()) json["draft"] = json_of(drafts);
+    if (!options.draft.empty()) json["draft"] = draft_json(engine);
     print_line(dump_json(json));
   }
   if (failed > 0)
@@ -213,7 +212,7 @@ void run_many(const Options& options, const Place& place) {
   Engine engine(*loaded.model, settings);
   const BatchOutput output{options.out, options.resume, run_of(options, loaded.hash, engine), print_line};
   const BatchReport made = generate_batch(engine, *loaded.tokenizer, prompts, defaults, output);
-  report(options, made, engine.draft_counts());
+  report(options, made, engine);
 }
 
 struct Generated {
@@ -289,7 +288,7 @@ void report(const Options& options, const Generated& out, const Engine& engine) 
               {"tokens_per_second", decode},
               {"state_bytes", state_bytes}};
     if (options.logprobs) json["log_probabilities"] = out.text.log_probabilities;
-    if (!options.draft.empty()) json["draft"] = json_of(engine.draft_counts());
+    if (!options.draft.empty()) json["draft"] = draft_json(engine);
     print_line(dump_json(json));
   } else {
     print_text((options.stream ? "" : options.prompt.value_or("") + out.text.text) + "\n");
@@ -423,7 +422,8 @@ void setup(CommandLine app) {
       "--draft", options->draft,
       "guess the next tokens and verify them in one step, for the same text in less time: ngram, from the text's own repetitions, "
       "or the folder of a smaller model with the same tokenizer, which runs on the CPU; none: as ngram, but without "
-      "drafts, to compare with on a GPU, where such steps round otherwise than those of a run without --draft",
+      "drafts, to compare with on a GPU where steps with drafts round otherwise than those of a run without --draft "
+      "(\"keeps_bits\" of --json is false)",
       kPath);
   app.add_option("--draft-tokens", options->draft_tokens,
                  "with --draft: the most tokens that a step verifies; 0: the same steps without drafts", {0, kMostDraftTokens});

@@ -133,6 +133,8 @@ class Engine {
   const std::vector<Output>& step();
   // Reads all prompts for which there are slots, with cells as far as these are whole; calls `after_each` after each round.
   void read(const std::function<void()>& after_each = {});
+  // Whether drafts leave the bits of a text as they are without drafts. Else they are those of steps with DecodeOptions::fixed_rows.
+  bool drafts_keep_bits() const { return decode_->drafts_keep_bits(); }
   DraftCounts draft_counts() const { return drafting_ ? drafting_->counts() : DraftCounts(); }
   int64_t tokens_read() const { return prefill_->tokens_read(); }  // by the parallel form, in total
   // Makes steps without looking at their tokens, as if they were 0, for measurements. All prompts must have been read, and none ends.
