@@ -23,13 +23,15 @@ SequenceStep::SequenceStep(Parts parts)
   log_probabilities_at_host_.emplace(log_probabilities_);
 }
 
-// Records the next step. Without `options` it stays as its operators launch it.
+// Records the next step, and runs it once: the first run loads its kernels, which takes many times as long as a step and would count as the
+// time of a step with drafts. Without `options` it stays as its operators launch it.
 void SequenceStep::add_recording(const std::function<void()>& body, std::optional<decode::PlanOptions> options) {
   const torch::Device device = parts_.model.device();
   parts_.state.zero(slots_.narrow(0, 0, 1));  // so that the positions of the steps before the recording stay small
   runtime::Replay* const first = recordings_.empty() ? nullptr : recordings_[0].replay.get();
   recordings_.push_back(options ? decode::record_step(device, body, *options, first)
                                 : decode::RecordedStep{nullptr, runtime::record(device, body, {.rewrite = {}, .memory_of = first})});
+  recordings_.back().replay->run();
 }
 
 bool SequenceStep::record_programs() {
