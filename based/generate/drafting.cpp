@@ -24,7 +24,9 @@ void StepTimes::add(int64_t sequences, int64_t drafts, double seconds) {
   const double usual = plain(sequences);
   const double most = steps_ > 2 ? kLargestFactor * (usual + added(sequences, drafts)) : seconds;
   const double count = static_cast<double>(drafts), extra = std::max(0.0, std::min(seconds, most) - usual);
-  const auto update = [](double& sum, double term) { sum = kKeptWeight * sum + term; };
+  const bool was_cold = ++drafted_ == 2 && 2 * extra < seconds_;
+  const double kept = was_cold ? 0 : kKeptWeight;
+  const auto update = [kept](double& sum, double term) { sum = kept * sum + term; };
   update(steps_, 1), update(drafts_, count), update(squares_, count * count);
   update(seconds_, extra), update(products_, count * extra);
 }
@@ -84,7 +86,7 @@ int64_t DraftLengths::next(int64_t sequence, int64_t sequences) {
     if (rate > highest) best = length, highest = rate;
   }
   const auto cheap_pause = static_cast<int64_t>(times_.added(sequences, sequences) / plain / share_of_trials);
-  const int64_t least_pause = std::max(shortest_pause, cheap_pause);
+  const int64_t least_pause = times_.has_second() ? std::max(shortest_pause, cheap_pause) : shortest_pause;
   if (best > 0) {
     history.pause = least_pause;
     return best;

@@ -49,6 +49,7 @@ class StepTimes {
   double plain(int64_t sequences) const { return plain_.at(sequences).value; }
   // The time that this many draft tokens add to a plain step of `sequences` sequences; an assumption until it has been measured.
   double added(int64_t sequences, int64_t drafts) const;
+  bool has_second() const { return drafted_ >= 2; }  // whether two steps with drafts have been measured
 
  private:
   struct Average {  // exponentially weighted; the first value, which may include a cold start, is replaced by the second one
@@ -64,12 +65,14 @@ class StepTimes {
   std::map<int64_t, Average> plain_;  // by the number of sequences
   // Sums over the steps with drafts, weighted by age: of 1, drafts, drafts², added seconds, and drafts · added seconds.
   double steps_ = 0, drafts_ = 0, squares_ = 0, seconds_ = 0, products_ = 0;
+  int64_t drafted_ = 0;  // steps with drafts; the second one replaces the first if that took more than twice as long
 };
 
 // How long drafts are. Draft token k of a sequence is accepted with probability p^k, where p is the share of the sequence's latest draft
 // tokens that were accepted, so a step with L draft tokens generates 1 + p + … + p^L tokens. The draft has the length with the most tokens
 // a second by StepTimes, whose added times count by a quarter more. If that length is 0, the sequence is decoded by plain steps, and a
-// draft of one token is tried again after 8, 16, …, at most 128 steps, or after as many steps as make the trial cost 4 % of the time. So
+// draft of one token is tried again after 8, 16, …, at most 128 steps, or after as many steps as make the trial cost 4 % of the time; after
+// the first step with drafts, which may have been slow, after 8. So
 // drafts that are not worth their time cost a few percent of it at most.
 class DraftLengths {
  public:
