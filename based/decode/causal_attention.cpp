@@ -12,7 +12,7 @@ namespace {
 using kernels::CausalAttentionStep;
 using kernels::DType;
 
-// What an instruction of a step's program needs beside the arguments.
+// The memory that an instruction of a step's program uses.
 struct WindowSpans {
   Span q, k, v, k_ring, v_ring, y;
 };

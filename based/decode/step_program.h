@@ -12,7 +12,7 @@ namespace based::decode {
 struct StepLimits {
   int threads = 0;
   const Gpu& gpu;
-  int64_t tokens = 1;  // of the sequence; 1 to kernels::kStepTokens
+  int64_t tokens = 1;  // the sequence's tokens that the step reads, at most kernels::kStepTokens
 };
 
 // An instruction and the memory that it uses. `early` is read before the outputs of other blocks have arrived.

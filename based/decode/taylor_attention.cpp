@@ -22,7 +22,7 @@ struct Parts {
   Span q, k, v, kv, k_sums, slots, rates, y;
 };
 
-// What an instruction of a step's program needs beside the arguments.
+// The memory that an instruction of a step's program uses.
 struct TaylorSpans {
   Span q, k, v, kv, k_sums, y;
   bool has_decay = false;

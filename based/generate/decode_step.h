@@ -32,12 +32,13 @@ struct DecodeOptions {
   bool invariant = false;
   bool log_probabilities = false;
   bool padded_columns = false;  // EngineOptions::padded_columns, which sets it
-  // Steps of one slot that have the same number of rows with and without drafts (generate/sequence_step.h), which run_drafts() needs on a
-  // GPU. Such steps have their own bits, of which `fused` ones may have others than `recorded` and `plain` ones. `invariant` does not
-  // change them.
+  // Steps of one slot whose bits do not depend on the number of drafts (generate/sequence_step.h), which run_drafts() needs on a GPU. Where
+  // one kernel computes a `fused` step, and without `invariant`, they have the bits of steps without this option. Else they have a fixed
+  // number of rows and their own bits, of which `fused` steps may have others than `recorded` and `plain` ones; `invariant` does not change
+  // them. See drafts_keep_bits().
   bool fixed_rows = false;
   // With fixed_rows: also one-row steps, by run(). They fuse the operators that the steps of an engine without drafts fuse, which makes
-  // them faster than a step of one token in fixed rows and gives them bits of their own.
+  // them faster than a step of one token in a fixed number of rows and gives them bits of their own.
   bool one_row_steps = false;
 };
 

@@ -16,7 +16,7 @@ struct StepPlanOptions {
   bool invariant = false;                    // see DecodeOptions
   std::optional<ops::WeightForm> weights{};  // the form of the linear layers, where they are quantised
   int64_t tokens = 0;                        // 0: a step of the slots; else one of a slot that reads so many tokens (sequence_step.h)
-  StepRows rows = StepRows::fixed;           // of a step of several tokens
+  StepRows rows = StepRows::fixed;           // with tokens > 0
   bool one_row = false;                      // with tokens = 1: a one-row step (DecodeOptions::one_row_steps)
 };
 

@@ -68,7 +68,7 @@ TEST(DraftLengths, MeasurePlainStepsAgain) {
 // A text of some tokens by plain steps, each of which takes 1 s, and steps with drafts.
 struct Text {
   double fixed, each;  // what drafts, and each of their tokens, add to a step
-  double chance;       // of a draft token to be right
+  double chance;       // that a draft token is right
   int64_t tokens = 3000;
   double cold = 0;        // added to the first step with drafts
   double hiccups = 0.02;  // the share of steps whose measured time is a hundred times too long

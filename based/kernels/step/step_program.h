@@ -87,7 +87,7 @@ struct StepProgram {
   int32_t instruction_count = 0, fetch_count = 0;
   bool has_int8 = false;  // whether an instruction has int8 weights
   int32_t tokens = 1;     // 1 to kStepTokens; 1 if has_int8
-  int32_t width = 0;      // of the residual stream
+  int32_t width = 0;      // the residual stream's
   int32_t x_bytes = 0;    // with several tokens: most shared memory that an instruction needs for a token's x, see step_x_bytes
   int32_t threads = 0;    // threads of a block that compute, a multiple of 32; two more warps request copies
   int32_t stages = 0;     // stages of the ring of weights; set by step_program

@@ -29,12 +29,8 @@ __device__ __forceinline__ void multiply_rows(StepThread<OneToken>& t, int rows,
   for (int first = 0; first < rows; first += kStepTileRows, to += kStepTileRows * kStepSumStride) {
     const int tile = min(rows - first, kStepTileRows), stages = (tile + (1 << shift) - 1) >> shift;
     t.await_stages(stages);
-    uint32_t from[2];  // addresses of row and row + 8
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {  // stages have no padding, so the rows of consecutive stages are contiguous
-      const uint32_t in_ring = t.stage_at + min(row_at + i * 8 * row_bytes, (tile - 1) * row_bytes);
-      from[i] = lane_at + min(in_ring, in_ring - t.ring_bytes);  // wraps around at the end of the ring
-    }
+    uint32_t from[2];
+    t.find_rows(lane_at, row_at, row_bytes, tile, from);
     uint4 a[2][2][kGroupsPerChunk];  // double buffer: loads are one chunk before the multiplications
     float d[2][4] = {};
 #pragma unroll
@@ -51,7 +47,7 @@ __device__ __forceinline__ void multiply_rows(StepThread<OneToken>& t, int rows,
   }
 }
 
-// What an output needs besides its sums: biases, and a convolution's weights and state. They are requested early (request_instructions).
+// The companions of an output: biases, and a convolution's weights and state. They are requested early (request_instructions).
 struct OutputCompanions {
   bf16 bias = {}, gate_bias = {}, taps[3] = {}, taps_bias = {};
   float2 old = make_float2(0, 0);

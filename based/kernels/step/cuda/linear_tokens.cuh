@@ -30,12 +30,8 @@ __device__ __forceinline__ void multiply_rows_of_tokens(StepThread<Tokens>& t, i
   for (int first = 0; first < rows; first += kStepTileRows, to += kStepTileRows * kStepSumStride) {
     const int tile = min(rows - first, kStepTileRows), stages = (tile + (1 << shift) - 1) >> shift;
     t.await_stages(stages);
-    uint32_t from[2];  // addresses of row and row + 8
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t in_ring = t.stage_at + min(row_at + i * 8 * row_bytes, (tile - 1) * row_bytes);
-      from[i] = lane_at + min(in_ring, in_ring - t.ring_bytes);
-    }
+    uint32_t from[2];
+    t.find_rows(lane_at, row_at, row_bytes, tile, from);
     uint4 a[2][2];                                    // double buffer
     float low[kQuads][4] = {}, high[kQuads][4] = {};  // sums of elements 0, 1, 4 and 5, and of the others
 #pragma unroll
@@ -93,7 +89,7 @@ __device__ __forceinline__ void step_linear_of_tokens(StepThread<Tokens>& t, con
   constexpr int kRows = step_rows_of_tokens(Tokens::kTokens);
   const int shift = step.stage_shift, half = (1 << shift) / 2, most = pairs ? kRows / 2 : kRows;  // most: outputs
   const int pitch = static_cast<int>(p.in) / 8 + 4;
-  const int in_pass = t.thread / Tokens::kTokens, token = t.thread % Tokens::kTokens;  // what the thread finishes
+  const int in_pass = t.thread / Tokens::kTokens, token = t.thread % Tokens::kTokens;  // the thread's output
   if (!step.x_is_shared && share.count > 0) receive_x_of_tokens(t, step, pitch);
 #pragma unroll 1
   for (int first = 0; first < share.count; first += most) {

@@ -45,9 +45,9 @@ __device__ __forceinline__ void run_instruction(StepThread<Tokens>& t, const Ste
 }
 #endif
 
-// Threads that request copies, after those that compute: two warps, which leave 128 registers for each thread of up to 16 warps. Of more
-// warps a thread has 96, too few for several tokens; there a whole warpgroup requests copies, which hands registers to the computing
-// threads. A step of one token would be 5 % slower with it.
+// Threads after those that compute, which request copies. Two warps leave 128 registers for each thread where there are up to 16 warps in
+// all. With more warps a thread has 96, which is too few for several tokens. There a whole warpgroup requests copies and hands registers to
+// the computing threads. A step of one token was 5 % slower with it.
 constexpr int producer_threads(int threads, int tokens) { return tokens == 1 || threads + 64 <= 512 ? 64 : 128; }
 
 // kThreads: most threads that compute. Fewer threads leave more registers for each. kInt8: whether the program has int8 weights; the code

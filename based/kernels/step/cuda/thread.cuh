@@ -83,6 +83,15 @@ struct StepThread {
   // One token: the buffer for the sums of the rows that are multiplied now; threads that still finish the previous rows read the other
   // buffer.
   __device__ __forceinline__ float* sums() const { return shared.sums + sums_half * (Shared::kSums / 2); }
+  // The addresses in the ring of an element of a row of the next tile, `row_at` bytes after its begin, and of the row 8 after it. The tile
+  // has `rows` rows; `at`: the address of the element in the ring's first row.
+  __device__ __forceinline__ void find_rows(uint32_t at, uint32_t row_at, uint32_t row_bytes, int rows, uint32_t (&found)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {  // stages have no padding, so the rows of consecutive stages are contiguous
+      const uint32_t in_ring = stage_at + min(row_at + i * 8 * row_bytes, (rows - 1) * row_bytes);
+      found[i] = at + min(in_ring, in_ring - ring_bytes);  // wraps around at the end of the ring
+    }
+  }
   // The sum of a row over the warps, from its sums in shared memory.
   __device__ __forceinline__ float row_sum(const float* of_warps) const {
     const auto* parts = reinterpret_cast<const float4*>(of_warps);
@@ -144,8 +153,8 @@ struct WarpInput {
 
 __device__ __forceinline__ int64_t slot_of(const int64_t* slot) { return slot != nullptr ? *slot : 0; }
 
-// What a thread keeps of the residual stream: elements 4 at … 4 at + 3 of tokens first, first + interval, … The threads of a token are
-// adjacent, its warps are numbered by `warp`.
+// A thread's part of the residual stream: elements 4 at … 4 at + 3 of tokens first, first + interval, … The threads of a token are
+// adjacent, and its warps are numbered by `warp`.
 struct StreamShare {
   int at, first = 0, interval = 1, warp;
   bool any;  // whether the thread keeps anything
