@@ -79,7 +79,7 @@ class DecodeStep {
   int64_t pending_bytes() const;  // in addition to the state's; 0: there are no buffers for pending tokens
   int64_t rounded_bytes() const;  // the part of pending_bytes() that is rounded copies of states
 
-  // A step of all slots, operator by operator; with fixed rows one that reads this many tokens.
+  // A step of all slots, operator by operator.
   void run_all() { step({}); }
   // A step of one slot that reads its input token and drafts, operator by operator; needs fixed_rows.
   void run_tokens(int64_t tokens, StepRows rows) { sequence_step_->run_operators(tokens, rows); }

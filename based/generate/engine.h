@@ -55,8 +55,9 @@ struct EngineOptions {
   // Each step also reads drafts of the next tokens, and step() returns all tokens up to the first one that differs from its draft. A
   // sequence's tokens, log-probabilities and states are, bit for bit, those of an engine without drafts. Without `invariant` this holds if
   // the same prompts are read together: drafts change the moments at which slots become free. On the CPU for up to
-  // ops::kBatchInvariantRows slots, or any number with `invariant`. On a GPU for one slot, with DecodeOptions::fixed_rows: there an engine
-  // without drafts has the same bits if it has that option, too. The constructor throws UsageError for other options.
+  // ops::kBatchInvariantRows slots, or any number with `invariant`. On a GPU for one slot, with DecodeOptions::fixed_rows: where not
+  // drafts_keep_bits(), an engine without drafts has the same bits if it has that option, too. The constructor throws UsageError for other
+  // options.
   DraftOptions drafts = {};
 };
 
