@@ -1,6 +1,7 @@
 #include <array>
 #include <memory>
 
+#include "based/kernels/common/device_code.h"
 #include "based/kernels/taylor/deferred.h"
 #include "bench/kernels/common/timing.cuh"
 #include "bench/kernels/taylor/problems/taylor.cuh"
@@ -110,6 +111,7 @@ void time_step(Report& report, const TaylorShape& shape, const std::string& head
 // the pending tokens (their mean number) and writes the token's key and value; one step of kTaylorPending writes the states. `rounds`: the
 // other steps read rounded states, which that step writes too.
 void time_deferred(Report& report, int64_t batch, int32_t head_dim, bool rounds) {
+  if (!gpu::runs_hopper_code()) return;  // plans defer steps on Hopper only
   const TaylorShape shape{std::vector<int64_t>(batch, 1), 16, 16, head_dim, DType::bf16, true, false, true};
   const int64_t heads = batch * 16, state = heads * packed_features(16) * (head_dim + 1) * 4, token = heads * (16 + head_dim) * 2;
   std::vector<std::unique_ptr<TaylorProblem>> problems;
