@@ -27,10 +27,8 @@ __device__ __forceinline__ void multiply_rows(StepThread<OneToken>& t, int rows,
   float* to = t.sums() + row * kStepSumStride + t.warp;
 #pragma unroll 1
   for (int first = 0; first < rows; first += kStepTileRows, to += kStepTileRows * kStepSumStride) {
-    const int tile = min(rows - first, kStepTileRows), stages = (tile + (1 << shift) - 1) >> shift;
-    t.await_stages(stages);
     uint32_t from[2];
-    t.find_rows(lane_at, row_at, row_bytes, tile, from);
+    const int stages = t.await_tile(min(rows - first, kStepTileRows), shift, lane_at, row_at, row_bytes, from);
     uint4 a[2][2][kGroupsPerChunk];  // double buffer: loads are one chunk before the multiplications
     float d[2][4] = {};
 #pragma unroll

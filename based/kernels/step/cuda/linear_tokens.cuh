@@ -28,10 +28,8 @@ __device__ __forceinline__ void multiply_rows_of_tokens(StepThread<Tokens>& t, i
   float* to = t.shared.sums + t.lane % 2 * 2 * kPitch + row * kStepSumStride + t.warp;
 #pragma unroll 1
   for (int first = 0; first < rows; first += kStepTileRows, to += kStepTileRows * kStepSumStride) {
-    const int tile = min(rows - first, kStepTileRows), stages = (tile + (1 << shift) - 1) >> shift;
-    t.await_stages(stages);
     uint32_t from[2];
-    t.find_rows(lane_at, row_at, row_bytes, tile, from);
+    const int stages = t.await_tile(min(rows - first, kStepTileRows), shift, lane_at, row_at, row_bytes, from);
     uint4 a[2][2];                                    // double buffer
     float low[kQuads][4] = {}, high[kQuads][4] = {};  // sums of elements 0, 1, 4 and 5, and of the others
 #pragma unroll

@@ -83,14 +83,19 @@ struct StepThread {
   // One token: the buffer for the sums of the rows that are multiplied now; threads that still finish the previous rows read the other
   // buffer.
   __device__ __forceinline__ float* sums() const { return shared.sums + sums_half * (Shared::kSums / 2); }
-  // The addresses in the ring of an element of a row of the next tile, `row_at` bytes after its begin, and of the row 8 after it. The tile
-  // has `rows` rows; `at`: the address of the element in the ring's first row.
-  __device__ __forceinline__ void find_rows(uint32_t at, uint32_t row_at, uint32_t row_bytes, int rows, uint32_t (&found)[2]) const {
+  // Waits for the next tile, of `rows` rows, 2^shift a stage, and returns its number of stages. `from`: the addresses in the ring of an
+  // element of a row of the tile, `row_at` bytes after its begin, and of the row 8 after it. `at`: that of the element in the ring's first
+  // row.
+  __device__ __forceinline__ int await_tile(int rows, int shift, uint32_t at, uint32_t row_at, uint32_t row_bytes,
+                                            uint32_t (&from)[2]) const {
+    const int stages = (rows + (1 << shift) - 1) >> shift;
+    await_stages(stages);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // stages have no padding, so the rows of consecutive stages are contiguous
       const uint32_t in_ring = stage_at + min(row_at + i * 8 * row_bytes, (rows - 1) * row_bytes);
-      found[i] = at + min(in_ring, in_ring - ring_bytes);  // wraps around at the end of the ring
+      from[i] = at + min(in_ring, in_ring - ring_bytes);  // wraps around at the end of the ring
     }
+    return stages;
   }
   // The sum of a row over the warps, from its sums in shared memory.
   __device__ __forceinline__ float row_sum(const float* of_warps) const {
