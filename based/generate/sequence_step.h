@@ -27,7 +27,7 @@ enum class StepRows {
 class SequenceStep {
  public:
   static constexpr int64_t kRows = 1 + kMostDraftTokens;
-  // The plan of a step with fused layers.
+  // How a step of `tokens` tokens is planned: as one kernel, or, in fixed rows, with fused layers.
   static decode::PlanOptions plan_options(int64_t tokens, StepRows rows) {
     if (rows == StepRows::fixed) return {.defers = false, .fusion = decode::Fusion::layers};
     return {.defers = false, .fusion = decode::Fusion::all, .tokens = tokens};
@@ -65,7 +65,7 @@ class SequenceStep {
   // row 0.
   void run_one_row();
   // The same as run(), operator by operator, for drafts that are on the device.
-  void run_operators(int64_t tokens, StepRows rows = StepRows::fixed);
+  void run_operators(int64_t tokens, StepRows rows);
   // The input token becomes the one drawn from this row, and the marks of seen tokens are those after this draw.
   void take(int64_t row);
   Tensor logits(int64_t row) const { return logits_.at(last_).narrow(0, row, 1); }            // [1, padded_vocab]

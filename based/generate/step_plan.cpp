@@ -46,11 +46,7 @@ std::unique_ptr<decode::Plan> plan_of(const ModelConfig& config, const decode::G
     const PagePool pages(slots, slots * PagePool::page_tokens, torch::kMeta);
     state.use_pages(pages.pages(), pages.size());
   }
-  DecodeStep step(
-      model, state,
-      {.steps = Steps::plain, .invariant = options.invariant, .fixed_rows = options.tokens > 0, .one_row_steps = options.one_row});
-  if (options.one_row)
-    return decode::plan_step([&] { step.run({0}, /*one_row=*/true); }, gpu, SequenceStep::plan_options(1, StepRows::of_tokens));
+  DecodeStep step(model, state, {.steps = Steps::plain, .invariant = options.invariant, .fixed_rows = options.tokens > 0});
   if (options.tokens > 0)
     return decode::plan_step([&] { step.run_tokens(options.tokens, options.rows); }, gpu,
                              SequenceStep::plan_options(options.tokens, options.rows));

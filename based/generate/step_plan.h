@@ -17,7 +17,6 @@ struct StepPlanOptions {
   std::optional<ops::WeightForm> weights{};  // the form of the linear layers, where they are quantised
   int64_t tokens = 0;                        // 0: a step of the slots; else one of a slot that reads so many tokens (sequence_step.h)
   StepRows rows = StepRows::fixed;           // with tokens > 0
-  bool one_row = false;                      // with tokens = 1: a one-row step (DecodeOptions::one_row_steps)
 };
 
 // Plans a step of all slots of an engine, sampling included. A state that grows is stored in pages. Throws UsageError for a wrong config or

@@ -97,7 +97,7 @@ TEST(StepPlan, OfSeveralTokensOfOneSequence) {
     EXPECT_EQ(eight->fused(), batch->fused()) << preset;
   }
   for (const char* preset : {"based-360m", "based-1.4b"}) {
-    const auto one_row = plan_decode_step(find_preset(preset), kH200, {.tokens = 1, .one_row = true});
+    const auto one_row = plan_decode_step(find_preset(preset), kH200, {.tokens = 1, .rows = StepRows::of_tokens});
     EXPECT_EQ(counts_of(*one_row).whole_step, counts_of(*plan_decode_step(find_preset(preset), kH200, {})).whole_step) << one_row->text();
   }
   EXPECT_THROW(plan_decode_step(find_preset("based-360m"), kH200, {.tokens = 9}), UsageError);

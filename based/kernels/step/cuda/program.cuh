@@ -33,8 +33,8 @@ struct StepSlot {
   static_assert(kStepSources * kPart <= kStepMostThreads * 8);
 };
 
-// kTokens: the most tokens. After this struct: x, x_bytes(), then the digits of a program with
-// int8 weights, kStepDigitBytes for each warp.
+// kTokens: the most tokens. After this struct: x, of step_x_total() bytes, then the digits of a program with int8 weights, kStepDigitBytes
+// for each warp.
 template <int kTokens>
 struct alignas(16) StepShared {
   static constexpr int kSums = kTokens == 1 ? 2 * kStepRows * kStepSumStride : kTokens * step_sums_pitch(kTokens);
