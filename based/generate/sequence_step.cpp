@@ -23,15 +23,13 @@ SequenceStep::SequenceStep(Parts parts)
   log_probabilities_at_host_.emplace(log_probabilities_);
 }
 
-// Records the next step, and runs it once: the first run loads its kernels, which takes many times as long as a step and would count as the
-// time of a step with drafts. Without `options` it stays as its operators launch it.
+// Records the next step. Without `options` it stays as its operators launch it.
 void SequenceStep::add_recording(const std::function<void()>& body, std::optional<decode::PlanOptions> options) {
   const torch::Device device = parts_.model.device();
   parts_.state.zero(slots_.narrow(0, 0, 1));  // so that the positions of the steps before the recording stay small
   runtime::Replay* const first = recordings_.empty() ? nullptr : recordings_[0].replay.get();
   recordings_.push_back(options ? decode::record_step(device, body, *options, first)
                                 : decode::RecordedStep{nullptr, runtime::record(device, body, {.rewrite = {}, .memory_of = first})});
-  recordings_.back().replay->run();
 }
 
 bool SequenceStep::record_programs() {
@@ -53,7 +51,7 @@ bool SequenceStep::record_programs() {
 
 void SequenceStep::record(std::optional<decode::Fusion> fusion) {
   std::optional<decode::PlanOptions> options;
-  if (fusion) options = decode::PlanOptions{.defers = false, .fusion = *fusion};
+  if (fusion) options = plan_options(1, StepRows::fixed), options->fusion = *fusion;
   try {
     for (int64_t tokens = 1; tokens <= kRows; ++tokens) {
       add_recording([this, tokens] { step(tokens); }, options);
@@ -62,7 +60,7 @@ void SequenceStep::record(std::optional<decode::Fusion> fusion) {
         throw Error("a step of " + std::to_string(tokens) + " tokens fuses other operators than a step of one");
     }
     if (!parts_.one_row) return;
-    if (fusion == decode::Fusion::layers) options->fusion = decode::Fusion::all;
+    if (fusion == decode::Fusion::layers) options = plan_options(1, StepRows::of_tokens);
     add_recording([this] { step_one_row(kOneRow); }, options);
   } catch (...) {
     recordings_.clear();
