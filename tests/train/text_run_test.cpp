@@ -209,9 +209,9 @@ TEST_P(RecordedSteps, TrainAsOthersDo) {
   run.train.precision = "bf16";
   run.train.accumulate = 2;
   run.model.set("embedding_dropout", Config(0.2));
-  run_text_training(run, folder.file("plain"));
+  ASSERT_FALSE(run_text_training(run, folder.file("plain")).loop.interrupted) << "SIGTERM or SIGINT ended the training early";
   run.train.graph = true;
-  run_text_training(run, folder.file("graph"));
+  ASSERT_FALSE(run_text_training(run, folder.file("graph")).loop.interrupted) << "SIGTERM or SIGINT ended the training early";
   EXPECT_EQ(read_file(folder.file("plain/metrics.jsonl")), read_file(folder.file("graph/metrics.jsonl")));
   for (const char* name : {"model.safetensors", "checkpoints/latest/optimizer.safetensors"})
     EXPECT_TRUE(read_file(folder.file("plain/") + name) == read_file(folder.file("graph/") + name)) << name;
