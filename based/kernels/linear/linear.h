@@ -29,7 +29,7 @@ namespace cuda {
 // Maximum number of rows that a kernel supports.
 constexpr int64_t most_linear_rows(bool weight_is_constant) { return weight_is_constant ? 512 : 128; }
 // Rows must be multiples of 16 bytes and aligned to 16 bytes. Supported: up to 4 rows; in bf16 on Hopper up to 32 rows, up to 128 if
-// out ≤ 8192, and up to most_linear_rows if ⌈rows / 128⌉·⌈out / 64⌉ is at most twice the number of multiprocessors. Beyond that cuBLAS is
+// out ≤ 8192, and up to most_linear_rows if ⌈rows / 256⌉·⌈out / 128⌉ is at most the number of multiprocessors. Beyond that cuBLAS is
 // faster.
 bool linear_supports(const Linear&);
 Status linear(const Linear&, Queue);

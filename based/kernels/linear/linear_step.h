@@ -9,14 +9,17 @@
 
 namespace based::kernels {
 
-constexpr int kLinearRows = 128, kLinearOutputs = 64;  // rows and outputs of a block
+constexpr int kLinearRows = 128, kLinearOutputs = 64;  // rows and outputs of a block; with more rows it may have twice as many of both
 
 // With more outputs, each multiprocessor reads the rows so often that the larger tiles of cuBLAS are faster, even in a decode step, where
 // this kernel prefetches weights while the previous kernel runs. More than kLinearRows rows are worthwhile only in a decode step, and only
-// up to two blocks per multiprocessor.
+// where the largest tiles, which are for y in bf16, need at most one block per multiprocessor.
 inline bool linear_hopper_is_faster(const Linear& p, const Gpu& gpu) {
   if (p.rows > cuda::most_linear_rows(p.weight_is_constant)) return false;
-  if (p.rows > kLinearRows) return ceil_div(p.out, kLinearOutputs) * ceil_div(p.rows, kLinearRows) <= 2 * gpu.multiprocessors;
+  if (p.rows > kLinearRows) {
+    if (p.y_dtype != DType::bf16) return ceil_div(p.out, kLinearOutputs) * ceil_div(p.rows, kLinearRows) <= 2 * gpu.multiprocessors;
+    return ceil_div(p.out, 2 * kLinearOutputs) * ceil_div(p.rows, 2 * kLinearRows) <= gpu.multiprocessors;
+  }
   return p.out <= (p.rows <= 32 ? INT32_MAX - 4096 : 8192);
 }
 

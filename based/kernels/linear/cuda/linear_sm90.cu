@@ -15,29 +15,34 @@ namespace detail {
 namespace {
 
 constexpr int kSlab = 64;  // elements of `in`, 128 bytes, as wide as the swizzle
-constexpr int kMaxSplits = 8;
 constexpr int kMaxStages = 16;
 
 // The end of a block's shared memory, after the ring of weights, the ring of rows, and the cluster's sums (without a cluster they reuse the
 // rings). The producer fills a stage of a ring and waits for `empty`; the consumers wait for `full`.
-template <int kRows>
+template <class Tile>
 struct LinearStorage {
   uint64_t weights_full[kMaxStages], rows_full[kMaxStages], rows_empty[kMaxStages];  // mbarriers of the stages
   uint64_t sums_full[4];                                                             // mbarriers, one per warpgroup: the cluster's sums
-  float scales[4 * kRows];  // for norms: the scale of each row, or the sums of squares [4 warps, rows]
+  float scales[4 * Tile::kRows];  // for norms: the scale of each row, or the sums of squares [4 warps, rows]
 };
 
-// Sizes of the shared memory. Up to 64 rows, two blocks fit on a multiprocessor: one of this layer and one of the next layer, which waits
-// for it. With more rows, a deep ring of small stages is faster (measured).
-template <int kRows>
-struct LinearLayout {
-  static constexpr int kGroups = kRows == 128 ? 2 : 1, kGroupRows = kRows / kGroups;  // warpgroups, and rows per warpgroup
-  static constexpr int kSlabs = kRows < 64 ? 2 : 1;                                   // 64-element slabs per stage
+// The rows and outputs of a block, how its warpgroups divide them, and the sizes of its shared memory. A warpgroup multiplies 64 outputs by
+// kGroupRows rows. Up to 64 rows, two blocks fit on a multiprocessor: one of this layer and one of the next layer, which waits for it.
+// With more rows, a deep ring of small stages is faster (measured). More than 128 rows have larger tiles, which read less from the L2
+// cache.
+template <int kTileRows, int kTileOutputs = kLinearOutputs>
+struct LinearTile {
+  static constexpr int kRows = kTileRows, kOutputs = kTileOutputs;
+  static constexpr bool kWide = kOutputs > kLinearOutputs;
+  static constexpr int kGroupRows = kRows < 128 ? kRows : kWide ? 128 : 64;
+  static constexpr int kRowGroups = kRows / kGroupRows, kOutputGroups = kOutputs / kLinearOutputs, kGroups = kRowGroups * kOutputGroups;
+  static constexpr int kSlabs = kRows < 64 ? 2 : 1;  // 64-element slabs per stage
   static constexpr int kDepth = kSlabs * kSlab;
-  static constexpr int kWeightBytes = kSlabs * kLinearOutputs * 128, kRowBytes = kSlabs * kRows * 128;  // bytes per stage
-  static constexpr int kRowStages = kRows == 128 ? 7 : kRows == 64 ? 5 : 4;
-  static constexpr int kEndBytes = static_cast<int>(sizeof(LinearStorage<kRows>));
-  static constexpr int kLimit = (kRows == 128 ? 205 : 113) * 1024 - kEndBytes - 1024;  // 1024: alignment of the stages
+  static constexpr int kWeightBytes = kSlabs * kOutputs * 128, kRowBytes = kSlabs * kRows * 128;  // bytes per stage
+  static constexpr int kRowStages = kWide ? (kRows == 128 ? 6 : 4) : kRows == 128 ? 7 : kRows == 64 ? 5 : 4;
+  static constexpr int kMaxSplits = kWide ? 1 : 8;
+  static constexpr int kEndBytes = static_cast<int>(sizeof(LinearStorage<LinearTile>));
+  static constexpr int kLimit = (kWide ? 224 : kRows == 128 ? 205 : 113) * 1024 - kEndBytes - 1024;  // 1024: alignment of the stages
 };
 
 struct LinearPlan {
@@ -89,21 +94,20 @@ __device__ __forceinline__ void load_pairs(uint32_t shared, const CUtensorMap& m
       : "memory");
 }
 
-// d += 64 rows of weights · kRows rows of x, over 16 elements of k.
+// d (+)= 64 rows of weights · kRows rows of x, over 16 elements of k.
 template <int kRows>
-__device__ __forceinline__ void multiply(float (&d)[kRows / 2], uint64_t weight, uint64_t x) {
-  if constexpr (kRows == 8) wgmma_64x8x16_shared(d, weight, x, true);
-  if constexpr (kRows == 16) wgmma_64x16x16_shared(d, weight, x, true);
-  if constexpr (kRows == 32) wgmma_64x32x16_shared(d, weight, x, true);
-  if constexpr (kRows == 64) wgmma_64x64x16_shared(d, weight, x, true);
-  if constexpr (kRows == 128) wgmma_64x128x16_shared(d, weight, x, true);
+__device__ __forceinline__ void multiply(float (&d)[kRows / 2], uint64_t weight, uint64_t x, bool accumulate) {
+  if constexpr (kRows == 8) wgmma_64x8x16_shared(d, weight, x, accumulate);
+  if constexpr (kRows == 16) wgmma_64x16x16_shared(d, weight, x, accumulate);
+  if constexpr (kRows == 32) wgmma_64x32x16_shared(d, weight, x, accumulate);
+  if constexpr (kRows == 64) wgmma_64x64x16_shared(d, weight, x, accumulate);
+  if constexpr (kRows == 128) wgmma_64x128x16_shared(d, weight, x, accumulate);
 }
 
-template <int kRows, LinearForm kForm>
-struct LinearBlock {  // the block's part of the problem; with SwiGLU, its 64 outputs are 32 outputs and their gates
-  using Layout = LinearLayout<kRows>;
-  static constexpr int kSlabs = Layout::kSlabs, kUnits = Layout::kGroupRows / 8;
-  using Storage = LinearStorage<kRows>;
+template <class Tile, LinearForm kForm>
+struct LinearBlock {  // the block's part of the problem; with SwiGLU, 64 outputs are 32 outputs and their gates
+  static constexpr int kSlabs = Tile::kSlabs, kRows = Tile::kRows, kUnits = Tile::kGroupRows / 8;
+  using Storage = LinearStorage<Tile>;
   // Byte offsets of the members of Storage.
   static constexpr int kRowsFull = offsetof(Storage, rows_full), kRowsEmpty = offsetof(Storage, rows_empty),
                        kSumsFull = offsetof(Storage, sums_full), kScales = offsetof(Storage, scales);
@@ -114,14 +118,12 @@ struct LinearBlock {  // the block's part of the problem; with SwiGLU, its 64 ou
 
   __device__ __forceinline__ LinearBlock(const LinearPlan& linear_plan, uint32_t shared, int tile)
       : plan(linear_plan), base((shared + 1023) & ~1023U) {
-    split = static_cast<int>(blockIdx.x) % plan.splits, first_out = tile * outputs_of(kForm);
-    first_row = kRows == 128 ? static_cast<int>(blockIdx.y) * kRows : 0;
+    split = static_cast<int>(blockIdx.x) % plan.splits, first_out = tile * Tile::kOutputGroups * outputs_of(kForm);
+    first_row = kRows >= kLinearRows ? static_cast<int>(blockIdx.y) * kRows : 0;
     first_step = plan.steps * split / plan.splits, steps = plan.steps * (split + 1) / plan.splits - first_step;
   }
-  __device__ __forceinline__ uint32_t weights_address(const RingPlace& r) const { return base + r.slot * Layout::kWeightBytes; }
-  __device__ __forceinline__ uint32_t rows_address(const RingPlace& r) const {
-    return base + plan.rows_offset + r.slot * Layout::kRowBytes;
-  }
+  __device__ __forceinline__ uint32_t weights_address(const RingPlace& r) const { return base + r.slot * Tile::kWeightBytes; }
+  __device__ __forceinline__ uint32_t rows_address(const RingPlace& r) const { return base + plan.rows_offset + r.slot * Tile::kRowBytes; }
   __device__ __forceinline__ uint32_t weights_full(const RingPlace& r) const { return base + plan.end_offset + r.slot * 8; }
   __device__ __forceinline__ uint32_t rows_full(const RingPlace& r) const { return weights_full(r) + kRowsFull; }
   __device__ __forceinline__ uint32_t rows_empty(const RingPlace& r) const { return weights_full(r) + kRowsEmpty; }
@@ -129,15 +131,18 @@ struct LinearBlock {  // the block's part of the problem; with SwiGLU, its 64 ou
   __device__ __forceinline__ uint32_t sums_address(int group) const {
     return base + plan.sums_offset + group * max(kUnits, plan.splits) * kUnitBytes;
   }
+  // The first output and the first row of a warpgroup.
+  __device__ __forceinline__ int group_out(int group) const { return first_out + group / Tile::kRowGroups * outputs_of(kForm); }
+  __device__ __forceinline__ int group_row(int group) const { return group % Tile::kRowGroups * Tile::kGroupRows; }
   // Buffer in which a group transposes its y. It reuses the stages after they have been read.
   __device__ __forceinline__ uint32_t tile(int group) const { return base + group * kUnits * 8 * kLinearOutputs * 2; }
   __device__ __forceinline__ uint32_t scales_address() const { return base + plan.end_offset + kScales; }
 
   __device__ __forceinline__ void load_weights(const CUtensorMap& weights, int step, const RingPlace& r) const {
-    barrier_expect(weights_full(r), Layout::kWeightBytes);
+    barrier_expect(weights_full(r), Tile::kWeightBytes);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      const uint32_t stage = weights_address(r) + slab * kLinearOutputs * 128;
+      const uint32_t stage = weights_address(r) + slab * Tile::kOutputs * 128;
       const int column = ((first_step + step) * kSlabs + slab) * kSlab;
       if constexpr (kForm == LinearForm::swiglu) {
         load_pairs(stage, weights, column, first_out / 8, weights_full(r));
@@ -147,21 +152,21 @@ struct LinearBlock {  // the block's part of the problem; with SwiGLU, its 64 ou
     }
   }
   __device__ __forceinline__ void load_rows(const CUtensorMap& rows, int step, const RingPlace& r) const {
-    barrier_expect(rows_full(r), Layout::kRowBytes);
+    barrier_expect(rows_full(r), Tile::kRowBytes);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab)
       load_box(rows_address(r) + slab * kRows * 128, rows, ((first_step + step) * kSlabs + slab) * kSlab, first_row, rows_full(r));
   }
 };
 
-// Called by one warp: computes the scale 1 / rms of each row of the block from the tiles' sums of squares, added in the order of the tiles,
-// and stores it to scales [kRows] in shared memory.
+// Called by one warp: computes the scale 1 / rms of kRows rows from the tiles' sums of squares [tiles, kRows], added in the order of the
+// tiles, and stores it to scales [kRows] in shared memory.
 template <int kRows>
-__device__ __forceinline__ void compute_scales(const NormBefore& norm, int64_t width, uint32_t scales) {
+__device__ __forceinline__ void compute_scales(const NormBefore& norm, const float* tiles, int64_t width, uint32_t scales) {
   constexpr int kLanes = kRows / 4, kGroups = 32 / kLanes,
                 kInFlight = 32 / kGroups;  // lanes, with four rows each; tiles in flight per lane
   const int lane = threadIdx.x % 32, group = lane / kLanes, row = lane % kLanes * 4;
-  const float* squares = norm.squares + (kRows == 128 ? blockIdx.y * norm.parts * kRows : 0) + row;
+  const float* squares = tiles + row;
   float4 sum = {};
   for (int64_t first = group; first < norm.parts; first += 32) {
     float4 part[kInFlight];
@@ -187,15 +192,16 @@ __device__ __forceinline__ void compute_scales(const NormBefore& norm, int64_t w
 // The end of the layer, by the consumers. The partial sums of a cluster's blocks are added in a fixed order. Each block owns some of the
 // rows: it adds up their sums and turns them into the result. Without a cluster (kSplits = 1) y is stored directly from registers, and sums
 // that are added to the residual stream pass through shared memory, as with a cluster.
-template <typename Y, bool kScaled, int kSplits, int kRows, LinearForm kForm>
-__device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, const LinearBlock<kRows, kForm>& block, int group,
-                                       const float (&d)[LinearBlock<kRows, kForm>::kUnits * 4], EpilogueInputs<kForm>& inputs) {
+template <typename Y, bool kScaled, int kSplits, class Tile, LinearForm kForm>
+__device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, const LinearBlock<Tile, kForm>& block, int group,
+                                       const float (&d)[LinearBlock<Tile, kForm>::kUnits * 4], EpilogueInputs<kForm>& inputs) {
   constexpr bool kAdds = kForm == LinearForm::adds, kFromRegisters = kSplits == 1 && !kAdds;
-  constexpr int kUnits = LinearBlock<kRows, kForm>::kUnits, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
+  constexpr int kRows = Tile::kRows, kUnits = Tile::kGroupRows / 8, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
   constexpr int kBatch = kFromRegisters || kOwned < kHeldUnits ? kOwned : kHeldUnits;  // units that are reduced together
   static_assert(kAdds || kOwned <= kBatch, "the units of a batch fill the tile alone");
+  static_assert(!kAdds || !Tile::kWide, "sums of squares are those of kLinearRows rows and kLinearOutputs outputs");
   const int thread = static_cast<int>(threadIdx.x % kGroup), warp = thread / 32, lane = static_cast<int>(threadIdx.x % 32);
-  const int split = block.split, group_row = group * kUnits * 8;
+  const int split = block.split, group_row = block.group_row(group);
   const uint32_t thread_sums = block.sums_address(group) + thread * 16, scales = block.scales_address();
   const int64_t out = inputs.out;
 
@@ -289,7 +295,7 @@ __device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, c
         constexpr bool kWide = kForm == LinearForm::swiglu;
         constexpr int kRowsPerStore = kWide ? 32 : 8;
         const int y_row = block.first_row + first_row, row = thread / (kWide ? 4 : 16);
-        const int column = block.first_out + (kWide ? thread % 4 * 8 : thread % 16 * 4);
+        const int column = block.group_out(group) + (kWide ? thread % 4 * 8 : thread % 16 * 4);
         const int rows = column >= (kWide ? p.out / 2 : p.out) ? 0 : min(8 * kBatch, static_cast<int>(p.rows) - y_row) - row;
         bf16* y = static_cast<bf16*>(p.y) + (y_row + row) * p.y_stride + column;
         const uint32_t source = kWide ? tile + row * 64 + ((thread % 4) ^ (row / 2 % 4)) * 16
@@ -320,31 +326,30 @@ __device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, c
 }
 #endif
 
-template <int kRows, bool kScaled>
-constexpr int kThreads = LinearLayout<kRows>::kGroups* kGroup + 32 + 32 * kScaled;
+template <class Tile, bool kScaled>
+constexpr int kThreads = Tile::kGroups* kGroup + 32 + 32 * kScaled;
 
-template <typename Y, LinearForm kForm, bool kScaled, int kRows>
-__global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2)
+template <typename Y, LinearForm kForm, bool kScaled, class Tile>
+__global__ void __launch_bounds__(kThreads<Tile, kScaled>, Tile::kRows >= kLinearRows ? 1 : 2)
     many_rows(const __grid_constant__ Linear first_layer, const __grid_constant__ FusedLayers fused_layers,
               const __grid_constant__ JoinedNorm norm, const __grid_constant__ LinearPlan plan,
               const __grid_constant__ CUtensorMap first_weights, const __grid_constant__ CUtensorMap rows) {
 #if BASED_HAS_WGMMA
   extern __shared__ char memory[];
-  using Layout = LinearLayout<kRows>;
-  constexpr int kGroups = Layout::kGroups, kUnits = Layout::kGroupRows / 8;
+  constexpr int kRows = Tile::kRows, kGroups = Tile::kGroups, kUnits = Tile::kGroupRows / 8;
   int tile = static_cast<int>(blockIdx.x) / plan.splits;
   const Linear* layer = &first_layer;
   const CUtensorMap* map = &first_weights;
   if constexpr (kForm == LinearForm::plain && kScaled) {
     for (int i = 0; i < fused_layers.count; ++i) {
-      const int tiles = static_cast<int>(layer->out + kLinearOutputs - 1) / kLinearOutputs;
+      const int tiles = static_cast<int>(layer->out + Tile::kOutputs - 1) / Tile::kOutputs;
       if (tile < tiles) break;
       tile -= tiles, layer = &fused_layers.entries[i].layer, map = &fused_layers.entries[i].weights;
     }
   }
   const Linear& p = *layer;
   const CUtensorMap& weights = *map;
-  const LinearBlock<kRows, kForm> block(plan, shared_address(memory), tile);
+  const LinearBlock<Tile, kForm> block(plan, shared_address(memory), tile);
   const int steps = block.steps, warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   const bool is_producer = warp == kGroups * kGroup / 32, first_lane = threadIdx.x % 32 == 0;
   const auto load_first_weights = [&] {
@@ -393,7 +398,10 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   if constexpr (kScaled) {
     if (warp >= kGroups * kGroup / 32) {
       wait_for_earlier_kernels();
-      compute_scales<kRows>(norm.before, p.in, block.scales_address());
+      constexpr int kSquaresRows = kRows < kLinearRows ? kRows : kLinearRows;
+      for (int row = 0; row < kRows && (row == 0 || block.first_row + row < p.rows); row += kSquaresRows)
+        compute_scales<kSquaresRows>(norm.before, norm.before.squares + (block.first_row + row) * norm.before.parts, p.in,
+                                     block.scales_address() + row * 4);
       __syncwarp();  // the scales are complete
       return scales_are_ready<kGroups>();
     }
@@ -402,13 +410,13 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   // The consumers: load the epilogue's inputs, then multiply stage after stage.
   const int group = warp / (kGroup / 32);
   if (!p.weight_is_constant) wait_for_earlier_kernels();
-  EpilogueInputs<kForm> inputs(p, norm.after, block.first_out);
+  EpilogueInputs<kForm> inputs(p, norm.after, block.group_out(group));
   if constexpr (kForm == LinearForm::adds) {
     const int owned = max(1, kUnits / plan.splits);
     wait_for_earlier_kernels();
-    inputs.prefetch_residual(p, norm.after, block.first_row + (group * kUnits + block.split * owned) * 8, min(owned, kHeldUnits));
+    inputs.prefetch_residual(p, norm.after, block.first_row + block.group_row(group) + block.split * owned * 8, min(owned, kHeldUnits));
   }
-  float d[4 * kUnits] = {};
+  float d[4 * kUnits];
   RingPlace weight, row;
   uint32_t previous = 0;
   for (int step = 0; step < steps; ++step) {
@@ -416,11 +424,12 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
     barrier_wait(block.rows_full(row), row.phase);
     wgmma_begin();
 #pragma unroll
-    for (int slab = 0; slab < Layout::kSlabs; ++slab) {
-      const uint64_t w = operand(block.weights_address(weight) + slab * kLinearOutputs * 128, 0, 1024, Swizzle::bytes128);
-      const uint64_t x = operand(block.rows_address(row) + (slab * kRows + group * Layout::kGroupRows) * 128, 0, 1024, Swizzle::bytes128);
+    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+      const uint64_t w = operand(block.weights_address(weight) + (slab * Tile::kOutputs + group / Tile::kRowGroups * kLinearOutputs) * 128,
+                                 0, 1024, Swizzle::bytes128);
+      const uint64_t x = operand(block.rows_address(row) + (slab * kRows + block.group_row(group)) * 128, 0, 1024, Swizzle::bytes128);
 #pragma unroll
-      for (int k = 0; k < kSlab / 16; ++k) multiply<Layout::kGroupRows>(d, w + 2 * k, x + 2 * k);
+      for (int k = 0; k < kSlab / 16; ++k) multiply<Tile::kGroupRows>(d, w + 2 * k, x + 2 * k, step > 0 || slab > 0 || k > 0);
     }
     wgmma_commit();
     wgmma_wait<1>();  // the products of the previous step are complete
@@ -433,67 +442,68 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
 
   wait_for_earlier_kernels();            // before this thread writes anything that earlier kernels read
   consumer_barrier<kGroups, kScaled>();  // all warps have finished reading the stages; their memory is reused for y or the sums
-  switch (plan.splits) {
-    case 1: return finish<Y, kScaled, 1>(p, norm.after, block, group, d, inputs);
-    case 2: return finish<Y, kScaled, 2>(p, norm.after, block, group, d, inputs);
-    case 4: return finish<Y, kScaled, 4>(p, norm.after, block, group, d, inputs);
-    default: return finish<Y, kScaled, 8>(p, norm.after, block, group, d, inputs);
+  if constexpr (Tile::kMaxSplits == 1) return finish<Y, kScaled, 1>(p, norm.after, block, group, d, inputs);
+  if constexpr (Tile::kMaxSplits > 1) {
+    switch (plan.splits) {
+      case 1: return finish<Y, kScaled, 1>(p, norm.after, block, group, d, inputs);
+      case 2: return finish<Y, kScaled, 2>(p, norm.after, block, group, d, inputs);
+      case 4: return finish<Y, kScaled, 4>(p, norm.after, block, group, d, inputs);
+      default: return finish<Y, kScaled, 8>(p, norm.after, block, group, d, inputs);
+    }
   }
 #else
   __trap();
 #endif
 }
 
-int64_t tile_count(const Linear& p) { return ceil_div(p.out, kLinearOutputs) * ceil_div(p.rows, kLinearRows); }
-
 // Uses as many splits as there are free multiprocessors, as long as a part of `in` is long enough to pay for the reduction. Measured: with
 // few rows the reduction is cheap, and even a second block per multiprocessor pays off if parts are long. With many rows, parts shorter
 // than 768 cost more than they save, probably because blocks of the next layer could start on the multiprocessors left free.
-template <int kRows>
+template <class Tile>
 int choose_splits(const Linear& p, int steps) {
-  const int64_t tiles = tile_count(p), processors = multiprocessors();
+  const int64_t tiles = ceil_div(p.out, Tile::kOutputs) * ceil_div(p.rows, Tile::kRows), processors = multiprocessors();
   int splits = 1;
-  while (splits < kMaxSplits && 2 * splits <= steps) {
+  constexpr int kMost = Tile::kMaxSplits;
+  while (splits < kMost && 2 * splits <= steps) {
     const int64_t blocks = tiles * 2 * splits, part = p.in / (2 * splits);
-    const bool worth = kRows == 128 ? blocks <= processors && (part >= 768 || 2 * blocks <= processors)
-                                    : blocks <= processors || (blocks <= 2 * processors && part >= 768);
+    const bool worth = Tile::kRows >= kLinearRows ? blocks <= processors && (part >= 768 || 2 * blocks <= processors)
+                                                  : blocks <= processors || (blocks <= 2 * processors && part >= 768);
     if (!worth) break;
     splits *= 2;
   }
   return splits;
 }
 
-template <int kRows>
+template <class Tile>
 LinearPlan make_plan(const Linear& p) {
-  using Layout = LinearLayout<kRows>;
   LinearPlan plan;
-  plan.steps = static_cast<int>(ceil_div(p.in, Layout::kDepth));
-  plan.splits = choose_splits<kRows>(p, plan.steps);
+  plan.steps = static_cast<int>(ceil_div(p.in, Tile::kDepth));
+  plan.splits = choose_splits<Tile>(p, plan.steps);
   const int max_steps = static_cast<int>(ceil_div(plan.steps, plan.splits));
-  const int units = Layout::kGroups * std::max(Layout::kGroupRows / 8, plan.splits);
+  const int units = Tile::kGroups * std::max(Tile::kGroupRows / 8, plan.splits);
   const int sums = plan.splits == 1 ? 0 : units * kUnitBytes;
-  plan.row_stages = std::min(max_steps, Layout::kRowStages);
-  const int left = Layout::kLimit - sums - plan.row_stages * Layout::kRowBytes;
-  plan.weight_stages = std::min({max_steps, kMaxStages, left / Layout::kWeightBytes});
+  plan.row_stages = std::min(max_steps, Tile::kRowStages);
+  const int left = Tile::kLimit - sums - plan.row_stages * Tile::kRowBytes;
+  plan.weight_stages = std::min({max_steps, kMaxStages, left / Tile::kWeightBytes});
   plan.row_stages = std::min(plan.row_stages, plan.weight_stages);
-  plan.rows_offset = plan.weight_stages * Layout::kWeightBytes;
-  const int rings = plan.rows_offset + plan.row_stages * Layout::kRowBytes;
+  plan.rows_offset = plan.weight_stages * Tile::kWeightBytes;
+  const int rings = plan.rows_offset + plan.row_stages * Tile::kRowBytes;
   plan.sums_offset = plan.splits == 1 ? 0 : rings;
   plan.end_offset = plan.splits == 1 ? std::max(rings, units * kUnitBytes) : rings + sums;
   return plan;
 }
 
-Status describe_weights(CUtensorMap& map, const Linear& p, bool swiglu) {
-  if (!swiglu) return describe_matrix(map, p.weight, p.out, p.in, p.weight_stride, kLinearOutputs);
+Status describe_weights(CUtensorMap& map, const Linear& p, bool swiglu, int outputs) {
+  if (!swiglu) return describe_matrix(map, p.weight, p.out, p.in, p.weight_stride, outputs);
   const int64_t width = p.out / 2, row = p.weight_stride * 2;
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(p.in), 8, 2, static_cast<cuuint64_t>(width / 8)};
   const cuuint64_t strides[3] = {static_cast<cuuint64_t>(row), static_cast<cuuint64_t>(width * row), static_cast<cuuint64_t>(8 * row)};
-  return describe_tiles(map, p.weight, sizes, strides, {kSlab, 8, 2, kLinearOutputs / 16});
+  return describe_tiles(map, p.weight, sizes, strides, {kSlab, 8, 2, static_cast<cuuint32_t>(outputs / 16)});
 }
 
 using Layers = std::span<const Linear>;  // the layers of one launch
 
-template <typename Y, LinearForm kForm, bool kScaled, int kRows>
+template <typename Y, LinearForm kForm, bool kScaled, class Tile>
 Status run(Layers layers, const JoinedNorm& norm, Queue queue) {
   const Linear& p = layers[0];
   Linear all = p;
@@ -501,18 +511,18 @@ Status run(Layers layers, const JoinedNorm& norm, Queue queue) {
   for (const Linear& layer : layers.subspan(1)) {
     FusedLayers::Entry& entry = fused_layers.entries[fused_layers.count++];
     entry.layer = layer;
-    if (const Status s = describe_weights(entry.weights, layer, false); !s.ok()) return s;
-    all.out = round_up(all.out, kLinearOutputs) + layer.out;
+    if (const Status s = describe_weights(entry.weights, layer, false, Tile::kOutputs); !s.ok()) return s;
+    all.out = round_up(all.out, Tile::kOutputs) + layer.out;
   }
-  const LinearPlan plan = make_plan<kRows>(all);
+  const LinearPlan plan = make_plan<Tile>(all);
   CUtensorMap weights, rows;
-  if (const Status s = describe_weights(weights, p, kForm == LinearForm::swiglu); !s.ok()) return s;
-  if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, kRows); !s.ok()) return s;
-  auto* kernel = many_rows<Y, kForm, kScaled, kRows>;
-  const int shared = plan.end_offset + LinearLayout<kRows>::kEndBytes + 1024;
+  if (const Status s = describe_weights(weights, p, kForm == LinearForm::swiglu, Tile::kOutputs); !s.ok()) return s;
+  if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, Tile::kRows); !s.ok()) return s;
+  auto* kernel = many_rows<Y, kForm, kScaled, Tile>;
+  const int shared = plan.end_offset + Tile::kEndBytes + 1024;
   if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
-  const auto blocks = static_cast<unsigned>(ceil_div(all.out, kLinearOutputs) * plan.splits);
-  const Launch launch{dim3(blocks, static_cast<unsigned>(ceil_div(p.rows, kLinearRows))), kThreads<kRows, kScaled>, shared,
+  const auto blocks = static_cast<unsigned>(ceil_div(all.out, Tile::kOutputs) * plan.splits);
+  const Launch launch{dim3(blocks, static_cast<unsigned>(ceil_div(p.rows, Tile::kRows))), kThreads<Tile, kScaled>, shared,
                       static_cast<unsigned>(plan.splits)};
   return launch_overlapped(kernel, launch, queue, p, fused_layers, norm, plan, weights, rows);
 }
@@ -520,10 +530,24 @@ Status run(Layers layers, const JoinedNorm& norm, Queue queue) {
 template <typename Y, LinearForm kForm, bool kScaled = false>
 Status choose_rows(Layers layers, const JoinedNorm& norm, Queue queue) {
   const int64_t rows = layers[0].rows;
-  if (rows <= 8) return run<Y, kForm, kScaled, 8>(layers, norm, queue);
-  if (rows <= 16) return run<Y, kForm, kScaled, 16>(layers, norm, queue);
-  if (rows <= 32) return run<Y, kForm, kScaled, 32>(layers, norm, queue);
-  return rows <= 64 ? run<Y, kForm, kScaled, 64>(layers, norm, queue) : run<Y, kForm, kScaled, 128>(layers, norm, queue);
+  if constexpr (std::is_same_v<Y, bf16> && kForm != LinearForm::adds) {
+    // Larger tiles where small ones would need more than one block per multiprocessor, and the larger ones do not.
+    const auto blocks = [&](int outputs, int block_rows) {
+      int64_t tiles = 0;
+      for (const Linear& layer : layers) tiles += ceil_div(layer.out, outputs);
+      return tiles * ceil_div(rows, block_rows);
+    };
+    if (rows > kLinearRows && blocks(kLinearOutputs, kLinearRows) > multiprocessors()) {
+      if (blocks(2 * kLinearOutputs, kLinearRows) <= multiprocessors())
+        return run<Y, kForm, kScaled, LinearTile<kLinearRows, 2 * kLinearOutputs>>(layers, norm, queue);
+      return run<Y, kForm, kScaled, LinearTile<2 * kLinearRows, 2 * kLinearOutputs>>(layers, norm, queue);
+    }
+  }
+  if (rows <= 8) return run<Y, kForm, kScaled, LinearTile<8>>(layers, norm, queue);
+  if (rows <= 16) return run<Y, kForm, kScaled, LinearTile<16>>(layers, norm, queue);
+  if (rows <= 32) return run<Y, kForm, kScaled, LinearTile<32>>(layers, norm, queue);
+  return rows <= 64 ? run<Y, kForm, kScaled, LinearTile<64>>(layers, norm, queue)
+                    : run<Y, kForm, kScaled, LinearTile<128>>(layers, norm, queue);
 }
 
 }  // namespace
