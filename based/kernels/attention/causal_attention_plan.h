@@ -22,7 +22,8 @@ inline bool has_whole_vectors(const CausalAttentionStep& p) {
 }
 
 // Splits the heads of a row over more blocks while the grid does not exceed the number of multiprocessors, or until a block's shared memory
-// fits. Returns warps = 0 if no split fits.
+// fits. More rows than multiprocessors have two blocks each, so that blocks overlap on a multiprocessor (four are slower). Returns warps =
+// 0 if no split fits.
 inline StreamedAttentionPlan plan_streamed_attention(const CausalAttentionStep& p, const Gpu& gpu) {
   if (!gpu.runs_hopper_code || p.dtype != DType::bf16 || p.ring_dtype != DType::bf16 || p.head_dim <= 32 || p.head_dim > 128 ||
       !has_whole_vectors(p) || p.capacity > 0x3fffffff)
@@ -32,7 +33,7 @@ inline StreamedAttentionPlan plan_streamed_attention(const CausalAttentionStep& 
   const auto fits = [&](int blocks_per_row) {
     return p.heads / blocks_per_row <= StreamedAttentionPlan::kMaxWarps && p.heads / blocks_per_row * bytes_per_warp <= max_bytes;
   };
-  int blocks_per_row = 1;
+  int blocks_per_row = p.rows > gpu.multiprocessors && p.heads % 2 == 0 ? 2 : 1;
   while (blocks_per_row < 8 && p.heads % (2 * blocks_per_row) == 0 &&
          (!fits(blocks_per_row) || 2 * blocks_per_row * p.rows <= gpu.multiprocessors))
     blocks_per_row *= 2;
