@@ -158,7 +158,7 @@ struct Row {
 };
 
 // A list of candidate logits of a row in shared memory.
-constexpr int kMaxListed = 2048;
+constexpr int kMaxListed = 1792;  // so that two blocks of 50,304 bf16 logits fit on a multiprocessor
 struct List {
   const float* logit;
   const uint32_t* token;
@@ -320,9 +320,10 @@ __device__ __forceinline__ void copy_marks(const Sample& p, int64_t row, uint32_
   __syncthreads();
 }
 
-// With kCount 1 the row is read from global memory each time.
-template <typename T, int kCount>
-__global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ Sample p) {
+// With kCount 1 the row is read from global memory each time. kBlocks: blocks of a multiprocessor. Two need registers that the search of a
+// list spills, but of more rows than multiprocessors one block's latencies overlap with the other's.
+template <typename T, int kCount, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks) sample_rows(const __grid_constant__ Sample p) {
   extern __shared__ __align__(16) unsigned char row_memory[];
   __shared__ float shared[32];
   overlap_kernels();
@@ -366,8 +367,10 @@ template <typename T>
 Status launch_sample(const Sample& p, Queue queue) {
   constexpr int kCount = 16 / sizeof(T);
   const int64_t bytes = round_up(p.vocab, kCount) * static_cast<int64_t>(sizeof(T));
-  const bool fits = bytes <= block_shared_memory() - 8 * kMaxListed - 2048;
-  auto* kernel = fits ? sample_rows<T, kCount> : sample_rows<T, 1>;
+  constexpr int kListBytes = 8 * kMaxListed, kOtherBytes = 512 + 1024;  // the latter are sums of warps, and what the system reserves
+  const bool fits = bytes <= block_shared_memory() - kListBytes - 2048;
+  const bool pairs = p.rows > multiprocessors() && 2 * (bytes + kListBytes + kOtherBytes) <= multiprocessor_shared_memory();
+  auto* kernel = pairs ? sample_rows<T, kCount, 2> : fits ? sample_rows<T, kCount, 1> : sample_rows<T, 1, 1>;
   const int shared = fits ? static_cast<int>(bytes) : 0;
   if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
   return launch_overlapped(kernel, {static_cast<unsigned>(p.rows), kThreads, shared}, queue, p);
