@@ -32,10 +32,10 @@ struct TaylorDeferred {        // caller owns all memory
   void* rounded_state = nullptr;
 };
 
-// Layout of a block's shared memory, which holds one row and head at a time, in this order: the state, or in its halves the rounded states
-// of this row and head and of the next; q; k; the pending keys and values, followed by the new token's; the warps' partial sums of y
-// (reused for φ of kTokensPerPass keys); φ(q); the warps' partial sums of the denominator; the weights of the pending tokens; the index
-// pairs of the features; the mbarrier of the copies.
+// Layout of a block's shared memory, in this order: the state of a row and head, or in its halves the rounded states of this row and head
+// and of the next; q, k and the pending keys of this row and head and of the next; the pending values, followed by the new token's; the
+// warps' partial sums of y (reused for φ of kTokensPerPass keys); φ(q); the warps' partial sums of the denominator; the weights of the
+// pending tokens; the index pairs of the features; the mbarriers of the copies.
 struct TaylorDeferredLayout {
   static constexpr int kWarps = 8;
   static constexpr int kColumns = 4;        // columns of the state that a lane handles
@@ -46,28 +46,29 @@ struct TaylorDeferredLayout {
   int features, head_dim, feature_dim, element_bytes;  // element_bytes: of an element of q, k, v
   int64_t items;                                       // rows x heads
 
+  constexpr TaylorDeferredLayout(int head_columns, int key_columns, int bytes, int64_t rows_and_heads)
+      : features(static_cast<int>(packed_features(key_columns))),
+        head_dim(head_columns),
+        feature_dim(key_columns),
+        element_bytes(bytes),
+        items(rows_and_heads) {}
   explicit constexpr TaylorDeferredLayout(const TaylorAttention& p)
-      : features(static_cast<int>(packed_features(p.feature_dim))),
-        head_dim(p.head_dim),
-        feature_dim(p.feature_dim),
-        element_bytes(static_cast<int>(dtype_size(p.dtype))),
-        items(p.rows * p.heads) {}
+      : TaylorDeferredLayout(p.head_dim, p.feature_dim, static_cast<int>(dtype_size(p.dtype)), p.rows * p.heads) {}
 
   constexpr int state_bytes() const { return features * head_dim * 4; }
   constexpr int rounded_bytes() const { return features * head_dim * 2; }
   constexpr int k_bytes() const { return feature_dim * element_bytes; }
   constexpr int v_bytes() const { return head_dim * element_bytes; }
-  constexpr int q_at() const { return state_bytes(); }
-  constexpr int k_at() const { return q_at() + k_bytes(); }
-  constexpr int pending_k_at() const { return k_at() + k_bytes(); }
-  constexpr int pending_v_at() const { return pending_k_at() + kTaylorPending * k_bytes(); }
+  constexpr int keys_bytes() const { return (2 + kTaylorPending) * k_bytes(); }  // q, k and the pending keys
+  constexpr int keys_at() const { return state_bytes(); }
+  constexpr int pending_v_at() const { return keys_at() + 2 * keys_bytes(); }
   constexpr int partial_at() const { return pending_v_at() + kTaylorPending * v_bytes(); }
   constexpr int phi_q_at() const { return partial_at() + std::max(kWarps * head_dim, kTokensPerPass * features) * 4; }
   constexpr int warp_sums_at() const { return phi_q_at() + features * 4; }
   constexpr int weights_at() const { return warp_sums_at() + kWarps * 4; }
   constexpr int pairs_at() const { return weights_at() + kTaylorPending * 4; }
-  constexpr int barrier_at() const { return (pairs_at() + features * 2 + 7) / 8 * 8; }
-  constexpr int shared_bytes() const { return barrier_at() + 8; }
+  constexpr int barriers_at() const { return (pairs_at() + features * 2 + 7) / 8 * 8; }
+  constexpr int shared_bytes() const { return barriers_at() + 2 * 8; }
 
   // Resident blocks of a multiprocessor.
   constexpr int blocks_that_fit(const Gpu& gpu) const {

@@ -1,7 +1,8 @@
 // Steps with pending tokens (based/kernels/taylor/deferred.h). Blocks are persistent: for each of its items (a row and head) a block loads
 // the state to shared memory by TMA and reads it out. Several blocks share a multiprocessor, so that some load while others compute. The
 // state is written back only after the pending tokens have been added to it. A rounded state takes half of the state's shared memory, so
-// the next one is loaded to the other half while this one is read.
+// the next one is loaded to the other half while this one is read. The values have a barrier of their own, since they are needed last:
+// their memory is that of the item before, so they can be requested only at its end.
 #include <algorithm>
 
 #include "based/kernels/common/cuda/launch.h"
@@ -21,8 +22,7 @@ constexpr int kWarps = Layout::kWarps, kThreads = 32 * kWarps;
 template <typename T>
 struct DeferredStorage {
   float* state;      // [features, head_dim]
-  T *q, *k;          // [feature_dim]
-  T* pending_k;      // [kTaylorPending, feature_dim]
+  T* keys;           // [2]: of this item and the next: q [feature_dim], k [feature_dim], the pending keys [kTaylorPending, feature_dim]
   T* pending_v;      // [kTaylorPending, head_dim]
   float* partial;    // [kWarps, head_dim], the warps' partial sums of y's numerator
   float4* phi_keys;  // [features], φ of kTokensPerPass keys; in the memory of `partial`
@@ -30,13 +30,11 @@ struct DeferredStorage {
   float* warp_sums;  // [kWarps], the warps' partial sums of the denominator
   float* weights;    // [kTaylorPending], of the pending tokens
   char2* pairs;      // [features], packed FeaturePairs
-  uint64_t* full;    // mbarrier: the copies of an item have arrived
+  uint64_t* full;    // mbarriers: an item's state and keys have arrived; its values have
 
   __device__ __forceinline__ DeferredStorage(char* shared, const Layout& layout)
       : state(reinterpret_cast<float*>(shared)),
-        q(reinterpret_cast<T*>(shared + layout.q_at())),
-        k(reinterpret_cast<T*>(shared + layout.k_at())),
-        pending_k(reinterpret_cast<T*>(shared + layout.pending_k_at())),
+        keys(reinterpret_cast<T*>(shared + layout.keys_at())),
         pending_v(reinterpret_cast<T*>(shared + layout.pending_v_at())),
         partial(reinterpret_cast<float*>(shared + layout.partial_at())),
         phi_keys(reinterpret_cast<float4*>(partial)),
@@ -44,7 +42,7 @@ struct DeferredStorage {
         warp_sums(reinterpret_cast<float*>(shared + layout.warp_sums_at())),
         weights(reinterpret_cast<float*>(shared + layout.weights_at())),
         pairs(reinterpret_cast<char2*>(shared + layout.pairs_at())),
-        full(reinterpret_cast<uint64_t*>(shared + layout.barrier_at())) {}
+        full(reinterpret_cast<uint64_t*>(shared + layout.barriers_at())) {}
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -64,54 +62,88 @@ __device__ __forceinline__ float power(float rate, int n) {
   return x;
 }
 
-// Requests the copy of a state, or of its rounded state to the half `half` of the shared memory for a state. Also sets the number of bytes
-// that `full` expects, including those of load_pending and load_token. Called by one thread.
+// The following functions request copies, and are called by one thread. `buffer` is the item's place in DeferredStorage::keys.
+
+// A state, or its rounded state to the half `half` of the shared memory for a state. Also sets the number of bytes that `full` expects,
+// including those of load_pending_keys and load_token_keys.
 template <typename T>
 __device__ __forceinline__ void load_state(const TaylorDeferred& all, const Layout& layout, const DeferredStorage<T>& shared, int64_t state,
                                            PendingState pending, int half) {
-  const uint32_t full = shared_address(shared.full), k_bytes = layout.k_bytes(), v_bytes = layout.v_bytes();
+  const uint32_t full = shared_address(shared.full);
   const bool rounded = pending.reads_rounded();
   const uint32_t bytes = rounded ? layout.rounded_bytes() : layout.state_bytes();
   const void* from = rounded ? all.rounded_state : all.step.kv_state;
-  barrier_expect(full, bytes + 2 * k_bytes + v_bytes + pending.tokens() * (k_bytes + v_bytes));
+  barrier_expect(full, bytes + (2 + pending.tokens()) * layout.k_bytes());
   bulk_load(shared_address(shared.state) + half * layout.rounded_bytes(), static_cast<const char*>(from) + state * bytes, bytes, full);
 }
 
-// Requests the copies of a state's pending keys and values. Called by one thread.
 template <typename T>
-__device__ __forceinline__ void load_pending(const TaylorDeferred& all, const Layout& layout, const DeferredStorage<T>& shared,
-                                             int64_t state, int pending) {
-  if (pending == 0) return;
-  const uint32_t full = shared_address(shared.full), k_bytes = layout.k_bytes(), v_bytes = layout.v_bytes();
-  const auto *k = static_cast<const char*>(all.pending_k), *v = static_cast<const char*>(all.pending_v);
-  bulk_load(shared_address(shared.pending_k), k + state * kTaylorPending * k_bytes, pending * k_bytes, full);
-  bulk_load(shared_address(shared.pending_v), v + state * kTaylorPending * v_bytes, pending * v_bytes, full);
+__device__ __forceinline__ void load_pending_keys(const TaylorDeferred& all, const Layout& layout, const DeferredStorage<T>& shared,
+                                                  int64_t state, PendingState pending, int buffer) {
+  if (pending.tokens() == 0) return;
+  const uint32_t bytes = layout.k_bytes();
+  bulk_load(shared_address(shared.keys) + buffer * layout.keys_bytes() + 2 * bytes,
+            static_cast<const char*>(all.pending_k) + state * kTaylorPending * bytes, pending.tokens() * bytes,
+            shared_address(shared.full));
 }
 
-// Requests the copies of the new token's q, k and v. The value is copied to the end of the pending values. Called by one thread.
 template <typename T>
-__device__ __forceinline__ void load_token(const TaylorAttention& p, const Layout& layout, const DeferredStorage<T>& shared, uint32_t item,
-                                           int pending) {
-  const uint32_t full = shared_address(shared.full);
-  const auto *q = static_cast<const T*>(p.q), *k = static_cast<const T*>(p.k), *v = static_cast<const T*>(p.v);
-  bulk_load(shared_address(shared.q), q + int64_t{item} * p.feature_dim, layout.k_bytes(), full);
-  bulk_load(shared_address(shared.k), k + int64_t{item} * p.feature_dim, layout.k_bytes(), full);
-  bulk_load(shared_address(shared.pending_v) + pending * layout.v_bytes(), v + int64_t{item} * p.head_dim, layout.v_bytes(), full);
+__device__ __forceinline__ void load_token_keys(const TaylorAttention& p, const Layout& layout, const DeferredStorage<T>& shared,
+                                                uint32_t item, int buffer) {
+  const uint32_t full = shared_address(shared.full), q = shared_address(shared.keys) + buffer * layout.keys_bytes(),
+                 bytes = layout.k_bytes();
+  bulk_load(q, static_cast<const char*>(p.q) + int64_t{item} * bytes, bytes, full);
+  bulk_load(q + bytes, static_cast<const char*>(p.k) + int64_t{item} * bytes, bytes, full);
+}
+
+// The pending values. Also sets the number of bytes that the values' barrier expects, including those of load_token_value.
+template <typename T>
+__device__ __forceinline__ void load_pending_values(const TaylorDeferred& all, const Layout& layout, const DeferredStorage<T>& shared,
+                                                    int64_t state, PendingState pending) {
+  const uint32_t full = shared_address(shared.full + 1), bytes = layout.v_bytes();
+  barrier_expect(full, (pending.tokens() + 1) * bytes);
+  if (pending.tokens() == 0) return;
+  bulk_load(shared_address(shared.pending_v), static_cast<const char*>(all.pending_v) + state * kTaylorPending * bytes,
+            pending.tokens() * bytes, full);
+}
+
+// The new token's value, to the end of the pending values.
+template <typename T>
+__device__ __forceinline__ void load_token_value(const TaylorAttention& p, const Layout& layout, const DeferredStorage<T>& shared,
+                                                 uint32_t item, PendingState pending) {
+  const uint32_t bytes = layout.v_bytes();
+  bulk_load(shared_address(shared.pending_v) + pending.tokens() * bytes, static_cast<const char*>(p.v) + int64_t{item} * bytes, bytes,
+            shared_address(shared.full + 1));
 }
 
 // w(q·k) = 1 + s + s² / 2 with s = q·k. q is scaled here, and so is k if `scale_k`: pending keys are stored scaled, the new token's is not.
 template <typename T>
-__device__ __forceinline__ float taylor_weight(const T* q, const T* k, const TaylorAttention& p, bool scale_k) {
+__device__ __forceinline__ float taylor_weight(const T* q, const T* k, const TaylorAttention& p, const Layout& layout, bool scale_k) {
   constexpr int kUnit = 16 / sizeof(T);
   const auto scaled = [&p](float x) { return to_float(from_float<T>(x * p.scale)); };
   float s = 0;
-  for (int i = 0; i < p.feature_dim; i += kUnit) {
+  for (int i = 0; i < layout.feature_dim; i += kUnit) {
     float a[kUnit], b[kUnit];
     load_floats<kUnit>(q + i, a), load_floats<kUnit>(k + i, b);
 #pragma unroll
     for (int j = 0; j < kUnit; ++j) s = fmaf(scaled(a[j]), scale_k ? scaled(b[j]) : b[j], s);
   }
   return 1 + s + 0.5F * s * s;
+}
+
+// Hides that all lanes have this address. Knowing it, the compiler would move a value that is loaded from it to a uniform register as soon
+// as it is requested, and so wait for it there.
+template <typename X>
+__device__ __forceinline__ const X* address_of_lane(const X* address) {
+  asm volatile("" : "+l"(address));
+  return address;
+}
+
+__device__ __forceinline__ void load_columns(const float* p, float (&to)[Layout::kColumns]) { load_floats<Layout::kColumns>(p, to); }
+__device__ __forceinline__ void load_columns(const bf16* p, float (&to)[Layout::kColumns]) {
+  static_assert(Layout::kColumns == 4);
+  const uint2 pairs = *reinterpret_cast<const uint2*>(p);
+  to[0] = low_float(pairs.x), to[1] = high_float(pairs.x), to[2] = low_float(pairs.y), to[3] = high_float(pairs.y);
 }
 
 // Adds φ(q)·S to a lane's columns of y's numerator, for the features first, first + step, … `state` points to the lane's first column.
@@ -121,7 +153,7 @@ __device__ __forceinline__ void read_state(const S* state, const float* phi_q, c
 #pragma unroll 5
   for (int f = first; f < layout.features; f += step) {
     float x[Layout::kColumns];
-    load_floats<Layout::kColumns>(state + f * layout.head_dim, x);
+    load_columns(state + f * layout.head_dim, x);
     const float a = phi_q[f];
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) sum[c] = fmaf(a, x[c], sum[c]);
@@ -164,67 +196,78 @@ __device__ __forceinline__ void add_tokens(float* state, const T* values, const 
 
 // A persistent block computes the items blockIdx.x, blockIdx.x + gridDim.x, … An item is a row and a head. Thread 0 is the producer: it
 // requests the copies of the next item as soon as this item's state has been read. All threads, thread 0 included, are consumers.
-template <typename T>
+// kHeadDim, kFeatureDim: head_dim and feature_dim at compile time, which saves a third of the instructions; 0: any.
+template <typename T, int kHeadDim, int kFeatureDim>
 __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
-    step_deferred(const __grid_constant__ TaylorDeferred all, const __grid_constant__ Layout layout) {
+    step_deferred(const __grid_constant__ TaylorDeferred all, const __grid_constant__ Layout any_layout) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
+  const Layout layout = kHeadDim > 0 ? Layout(kHeadDim, kFeatureDim, sizeof(T), any_layout.items) : any_layout;
   const DeferredStorage<T> shared(memory, layout);
   const TaylorAttention& p = all.step;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const bool is_producer = thread == 0;
-  const uint32_t full = shared_address(shared.full);
+  const uint32_t full = shared_address(shared.full), values_full = shared_address(shared.full + 1);
   // The lane's part of the state: kColumns columns from `column` on of the features first_feature, first_feature + feature_step, …
   // `column_lanes` lanes share a feature, and a warp processes `warp_features` features at a time. The remaining lanes are not active.
-  const int column_lanes = p.head_dim / Layout::kColumns, warp_features = 32 / column_lanes;
+  const int column_lanes = layout.head_dim / Layout::kColumns, warp_features = 32 / column_lanes;
   const int first_feature = warp * warp_features + lane / column_lanes, feature_step = kWarps * warp_features;
   const int column = lane % column_lanes * Layout::kColumns;
   const bool active = lane < warp_features * column_lanes;
 
   // Fields of the next item: the index of its state, its number of pending tokens, and its denominator's state of feature `thread`.
-  // slot_after is the slot of the item after it. These loads depend on one another, each with a memory latency, so they are issued one item
-  // early, and the slot's two items early.
+  // slot_after is the slot of the item after it, of row_after and head_after. These loads depend on one another, each with a memory
+  // latency, so they are issued one item early, and the slot's two items early.
+  const uint32_t items = static_cast<uint32_t>(layout.items), heads = p.heads, row_step = gridDim.x / heads, head_step = gridDim.x % heads;
+  uint32_t row_after = blockIdx.x / heads, head_after = blockIdx.x % heads;
   int64_t next_state = 0, slot_after = 0;
   PendingState next_pending;
   float next_sum = 0;
-  const auto slot_of = [&](uint32_t item) -> int64_t {
-    const uint32_t row = item / p.heads;
-    return p.slot == nullptr || item >= layout.items ? row : p.slot[row];
-  };
+  const auto slot_of = [&](uint32_t row) -> int64_t { return p.slot == nullptr ? row : *address_of_lane(p.slot + row); };
   const auto load_next_fields = [&](uint32_t item) {
-    if (item >= layout.items) return;
-    next_state = slot_after * p.heads + item % p.heads;
-    next_pending = {all.pending[next_state]};
+    if (item >= items) return;
+    next_state = slot_after * heads + head_after;
+    next_pending = {*address_of_lane(all.pending + next_state)};
     if (thread < layout.features) next_sum = p.k_state[next_state * layout.features + thread];
-    slot_after = slot_of(item + gridDim.x);
+    row_after += row_step, head_after += head_step;
+    if (head_after >= heads) head_after -= heads, ++row_after;
+    if (item + gridDim.x < items) slot_after = slot_of(row_after);
   };
 
   // Request the first item. If no earlier kernel writes the states, they are read before the earlier kernels have ended.
-  if (is_producer) barrier_init(full), fence_shared_proxy();
+  if (is_producer) barrier_init(full), barrier_init(values_full), fence_shared_proxy();
   let_next_kernel_start();
   if (!p.state_is_private) wait_for_earlier_kernels();
-  slot_after = slot_of(blockIdx.x);
+  slot_after = slot_of(row_after);
   load_next_fields(blockIdx.x);
   if (is_producer) {
     load_state(all, layout, shared, next_state, next_pending, /*half=*/0);
-    load_pending(all, layout, shared, next_state, next_pending.tokens());
+    load_pending_keys(all, layout, shared, next_state, next_pending, /*buffer=*/0);
+    load_pending_values(all, layout, shared, next_state, next_pending);
   }
-  for (int f = thread; f < layout.features; f += kThreads) shared.pairs[f] = FeaturePair(f, p.feature_dim).packed();
+  for (int f = thread; f < layout.features; f += kThreads) shared.pairs[f] = FeaturePair(f, layout.feature_dim).packed();
   if (p.state_is_private) wait_for_earlier_kernels();
-  if (is_producer) load_token(p, layout, shared, blockIdx.x, next_pending.tokens());
-  __syncthreads();  // `full` is initialised, and `pairs` is complete
+  if (is_producer) {
+    load_token_keys(p, layout, shared, blockIdx.x, /*buffer=*/0);
+    load_token_value(p, layout, shared, blockIdx.x, next_pending);
+  }
+  __syncthreads();  // the barriers are initialised, and `pairs` is complete
 
   uint32_t phase = 0;
   int half = 0;  // where this item's rounded state is; 0 where it has none
 #pragma unroll 1
-  for (uint32_t item = blockIdx.x; item < layout.items; item += gridDim.x, phase ^= 1) {
+  for (uint32_t item = blockIdx.x; item < items; item += gridDim.x, phase ^= 1) {
+    const int buffer = static_cast<int>(phase);  // of the item's keys
+    T *const q = shared.keys + buffer * (2 + kTaylorPending) * layout.feature_dim, *const k = q + layout.feature_dim,
+             *const pending_k = k + layout.feature_dim;
     const uint32_t next_item = item + gridDim.x;
     const int64_t state = next_state;
     const PendingState before = next_pending;
     const int pending = before.tokens();  // tokens before the new one, which is therefore token `pending` of the list
     const bool fills = before.fills(), is_rounded = before.reads_rounded();
     const float first_sum = next_sum;
-    const float rate = p.decay != nullptr ? p.decay[item % p.heads] : 1.0F;
+    const bool decays = p.decay != nullptr;
+    const float rate = decays ? p.decay[item % heads] : 1.0F;
     const float sums_rate = p.decay_denominator ? rate : 1.0F;  // decay of the denominator's state
     load_next_fields(next_item);
     barrier_wait(full, phase);
@@ -232,15 +275,15 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
     // φ(q), the denominator, and the decayed weights of the pending tokens.
     float part = 0;
     for (int f = thread; f < layout.features; f += kThreads) {
-      const float a = FeaturePair(shared.pairs[f]).value(shared.q, p.scale);
+      const float a = FeaturePair(shared.pairs[f]).value(q, p.scale);
       shared.phi_q[f] = a;
       part += a * (f < kThreads ? first_sum : p.k_state[state * layout.features + f]);
     }
-    part *= power(sums_rate, pending + 1);
+    if (decays) part *= power(sums_rate, pending + 1);
     if (const int t = kThreads - 1 - thread; t <= pending) {
       const bool newest = t == pending;
-      const float w = taylor_weight(shared.q, newest ? shared.k : shared.pending_k + t * p.feature_dim, p, newest);
-      const float decayed = w * power(rate, pending - t);
+      const float w = taylor_weight(q, newest ? k : pending_k + t * layout.feature_dim, p, layout, newest);
+      const float decayed = decays ? w * power(rate, pending - t) : w;
       shared.weights[t] = decayed;
       part += p.decay_denominator ? decayed : w;
     }
@@ -248,24 +291,25 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
     for (int distance = 16; distance > 0; distance /= 2) part += __shfl_xor_sync(~0U, part, distance);
     if (lane == 0) shared.warp_sums[warp] = part;
 
-    // Append the token to the pending tokens. The value is already in shared memory. Where the list becomes full, it is emptied below, so
-    // it is not written to global memory.
+    // Append the token's key to the pending keys. Where the list becomes full, it is emptied below, so it is not written to global memory.
     const int64_t at = state * kTaylorPending + pending;
-    for (int i = thread; i < p.feature_dim; i += kThreads) {
-      const T x = from_float<T>(to_float(shared.k[i]) * p.scale);
-      shared.pending_k[pending * p.feature_dim + i] = x;
-      if (!fills) static_cast<T*>(all.pending_k)[at * p.feature_dim + i] = x;
+    for (int i = thread; i < layout.feature_dim; i += kThreads) {
+      const T x = from_float<T>(to_float(k[i]) * p.scale);
+      pending_k[pending * layout.feature_dim + i] = x;
+      if (!fills) static_cast<T*>(all.pending_k)[at * layout.feature_dim + i] = x;
     }
-    for (int i = thread; !fills && i < layout.v_bytes() / 16; i += kThreads)
-      reinterpret_cast<uint4*>(static_cast<T*>(all.pending_v) + at * p.head_dim)[i] =
-          reinterpret_cast<const uint4*>(shared.pending_v + pending * p.head_dim)[i];
     __syncthreads();  // phi_q, weights, warp_sums and pending_k are complete
 
-    // Where this item and the next one read rounded states, the next one's is requested now, to the other half. That had the previous item,
-    // which all threads have read.
-    const bool has_next = next_item < layout.items, loads_early = has_next && is_rounded && next_pending.reads_rounded();
+    // Where this item and the next one read rounded states, the next one's state and keys are requested now, to the other half and buffer.
+    // These had the previous item's, which all threads have read.
+    const bool has_next = next_item < items, loads_early = has_next && is_rounded && next_pending.reads_rounded();
     const int next_half = loads_early ? half ^ 1 : 0;
-    if (is_producer && loads_early) load_state(all, layout, shared, next_state, next_pending, next_half);
+    const auto load_next = [&] {
+      load_state(all, layout, shared, next_state, next_pending, next_half);
+      load_pending_keys(all, layout, shared, next_state, next_pending, buffer ^ 1);
+      load_token_keys(p, layout, shared, next_item, buffer ^ 1);
+    };
+    if (is_producer && loads_early) load_next();
 
     // The warp's partial sum of y's numerator.
     float sum[Layout::kColumns] = {};
@@ -276,22 +320,32 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
       } else {
         read_state(shared.state + column, shared.phi_q, layout, first_feature, feature_step, sum);
       }
-      const float state_rate = power(rate, pending + 1);
+      if (decays) {
+        const float state_rate = power(rate, pending + 1);
 #pragma unroll
-      for (int c = 0; c < Layout::kColumns; ++c) sum[c] *= state_rate;
+        for (int c = 0; c < Layout::kColumns; ++c) sum[c] *= state_rate;
+      }
+    }
+    barrier_wait(values_full, phase);
+    if (active) {
       for (int t = first_feature; t <= pending; t += feature_step) {
         float v[Layout::kColumns];
-        load_floats<Layout::kColumns>(shared.pending_v + t * p.head_dim + column, v);
+        load_floats<Layout::kColumns>(shared.pending_v + t * layout.head_dim + column, v);
 #pragma unroll
         for (int c = 0; c < Layout::kColumns; ++c) sum[c] = fmaf(shared.weights[t], v[c], sum[c]);
       }
     }
+    // Append the token's value, which is already in its place in shared memory, like its key.
+    for (int i = thread; !fills && i < layout.v_bytes() / 16; i += kThreads)
+      reinterpret_cast<uint4*>(static_cast<T*>(all.pending_v) + at * layout.head_dim)[i] =
+          reinterpret_cast<const uint4*>(shared.pending_v + pending * layout.head_dim)[i];
     float warp_sum[Layout::kColumns] = {};
+#pragma unroll 2
     for (int i = 0; i < warp_features; ++i)
 #pragma unroll
       for (int c = 0; c < Layout::kColumns; ++c) warp_sum[c] += __shfl_sync(~0U, sum[c], (lane + i * column_lanes) % 32);
     if (lane < column_lanes)
-      *reinterpret_cast<float4*>(shared.partial + warp * p.head_dim + column) =
+      *reinterpret_cast<float4*>(shared.partial + warp * layout.head_dim + column) =
           make_float4(warp_sum[0], warp_sum[1], warp_sum[2], warp_sum[3]);
     fence_shared_proxy();
     __syncthreads();  // `partial` is complete; all threads have read the state, so copies may overwrite it
@@ -300,11 +354,11 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
       float denominator = 0;
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) denominator += shared.warp_sums[w];
-      for (int d = thread; d < p.head_dim; d += kThreads) {
+      for (int d = thread; d < layout.head_dim; d += kThreads) {
         float y = 0;
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) y += shared.partial[w * p.head_dim + d];
-        static_cast<T*>(p.y)[int64_t{item} * p.head_dim + d] = from_float<T>(y / denominator);
+        for (int w = 0; w < kWarps; ++w) y += shared.partial[w * layout.head_dim + d];
+        static_cast<T*>(p.y)[int64_t{item} * layout.head_dim + d] = from_float<T>(y / denominator);
       }
       if (thread != 0) return;
       all.pending[state] = !fills ? before.bits + 1 : all.rounded_state != nullptr ? kTaylorRounded : 0;
@@ -320,8 +374,8 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
       for (int first = 0; first < kTaylorPending; first += Layout::kTokensPerPass) {
         for (int f = thread; f < layout.features; f += kThreads) {
           const FeaturePair pair(shared.pairs[f]);
-          const T* k = shared.pending_k + first * p.feature_dim;
-          const auto phi = [&](int t) { return pair.value(k + t * p.feature_dim, 1.0F); };
+          const T* pass_k = pending_k + first * layout.feature_dim;
+          const auto phi = [&](int t) { return pair.value(pass_k + t * layout.feature_dim, 1.0F); };
           const float4 b = make_float4(phi(0), phi(1), phi(2), phi(3));
           shared.phi_keys[f] = b;
           float* k_state = p.k_state + state * layout.features + f;
@@ -332,8 +386,8 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
         }
         __syncthreads();  // phi_keys is complete
         if (active) {
-          const T* values = shared.pending_v + first * p.head_dim + column;
-          if (p.decay == nullptr) {
+          const T* values = shared.pending_v + first * layout.head_dim + column;
+          if (!decays) {
             add_tokens<false>(shared.state + column, values, shared.phi_keys, layout, first_feature, feature_step, rate);
           } else {
             add_tokens<true>(shared.state + column, values, shared.phi_keys, layout, first_feature, feature_step, rate);
@@ -348,14 +402,14 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
       fence_shared_proxy();
       __syncthreads();  // all threads have ordered their writes of the state before the producer's copy
       if (is_producer) {
-        bulk_store(p.kv_state + state * layout.features * p.head_dim, shared_address(shared.state), layout.state_bytes());
+        bulk_store(p.kv_state + state * layout.features * layout.head_dim, shared_address(shared.state), layout.state_bytes());
         bulk_store_wait_read();
       }
     }
     if (is_producer && has_next) {
-      if (!loads_early) load_state(all, layout, shared, next_state, next_pending, next_half);
-      load_pending(all, layout, shared, next_state, next_pending.tokens());
-      load_token(p, layout, shared, next_item, next_pending.tokens());
+      if (!loads_early) load_next();
+      load_pending_values(all, layout, shared, next_state, next_pending);
+      load_token_value(p, layout, shared, next_item, next_pending);
     }
     half = next_half;
     if (!fills) write_y();
@@ -404,7 +458,11 @@ Status taylor_deferred_step(const TaylorDeferred& p, Queue queue) {
   const Layout layout(p.step);
   if (p.rounded_state != nullptr && layout.rounded_bytes() % 16 != 0)
     return {"taylor_deferred_step: rounded states must be whole 16 bytes"};
-  auto* kernel = p.step.dtype == DType::bf16 ? step_deferred<bf16> : step_deferred<float>;
+  const bool bf = p.step.dtype == DType::bf16, usual = bf && p.step.feature_dim == 16;
+  auto* kernel = usual && p.step.head_dim == 64    ? step_deferred<bf16, 64, 16>
+                 : usual && p.step.head_dim == 112 ? step_deferred<bf16, 112, 16>
+                 : bf                              ? step_deferred<bf16, 0, 0>
+                                                   : step_deferred<float, 0, 0>;
   if (const cudaError_t e = allow_shared_memory(kernel, layout.shared_bytes()); e != cudaSuccess) return status_of(e);
   const int64_t blocks = std::min<int64_t>(layout.items, int64_t{layout.blocks_that_fit(this_gpu())} * multiprocessors());
   const Launch launch{static_cast<unsigned>(blocks), kThreads, layout.shared_bytes()};
