@@ -51,9 +51,9 @@ __device__ __forceinline__ void exchange_fragments(const float4 (&sum)[kUnits], 
 // The values that a lane loads for the epilogue before the sums are complete.
 template <LinearForm kForm>
 struct EpilogueInputs {
-  int64_t out;  // the lane's first output
-  float bias[4] = {};
-  float weight[4];  // the norm's weights, in form `adds`, as the following
+  int64_t out;      // the lane's first output
+  uint2 bias = {};  // bf16: four in form `adds`, else one in the lower half of each
+  uint2 weight;     // the norm's weights, four bf16, in form `adds`, as the following
   float4 residual[kHeldUnits];
 
   // first_out: the block's first output.
@@ -64,14 +64,16 @@ struct EpilogueInputs {
     const bf16* b = static_cast<const bf16*>(p.bias) + out;
     if constexpr (kForm == LinearForm::adds) {
       if (out >= p.out) return;
-      if (p.bias != nullptr) load_floats<4>(b, bias);
-      load_floats<4>(static_cast<const bf16*>(norm.weight) + out, weight);
+      if (p.bias != nullptr) bias = *reinterpret_cast<const uint2*>(b);
+      weight = *reinterpret_cast<const uint2*>(static_cast<const bf16*>(norm.weight) + out);
     } else {
       const int64_t other = kForm == LinearForm::swiglu ? p.out / 2 : 8, end = kForm == LinearForm::swiglu ? p.out / 2 : p.out;
-      if (p.bias != nullptr && out < end) bias[0] = to_float(b[0]);
-      if (p.bias != nullptr && (kForm == LinearForm::swiglu ? out : out + 8) < end) bias[1] = to_float(b[other]);
+      if (p.bias != nullptr && out < end) bias.x = *reinterpret_cast<const uint16_t*>(b);
+      if (p.bias != nullptr && (kForm == LinearForm::swiglu ? out : out + 8) < end) bias.y = *reinterpret_cast<const uint16_t*>(b + other);
     }
   }
+  // To be called after the products. The compiler would otherwise convert the values, and so wait for them, before the first product.
+  __device__ __forceinline__ void fence() { asm volatile("" : "+r"(bias.x), "+r"(bias.y)::"memory"); }
   // Loads `units` units of 8 rows of the residual stream, from row `first_row` on.
   __device__ __forceinline__ void prefetch_residual(const Linear& p, const NormAfter& norm, int first_row, int units) {
 #pragma unroll

@@ -204,6 +204,10 @@ __device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, c
   const int split = block.split, group_row = block.group_row(group);
   const uint32_t thread_sums = block.sums_address(group) + thread * 16, scales = block.scales_address();
   const int64_t out = inputs.out;
+  const float bias[4] = {low_float(inputs.bias.x), kAdds ? high_float(inputs.bias.x) : low_float(inputs.bias.y), low_float(inputs.bias.y),
+                         high_float(inputs.bias.y)};  // the latter two in form `adds`
+  const float norm_weight[4] = {low_float(inputs.weight.x), high_float(inputs.weight.x), low_float(inputs.weight.y),
+                                high_float(inputs.weight.y)};
 
   // Send the sums to the blocks that own their rows.
   if constexpr (!kFromRegisters) {
@@ -245,12 +249,12 @@ __device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, c
         const int row = first_row + 8 * u + lane / 4;
         const int64_t y_row = block.first_row + row;
         const bool valid = y_row < p.rows && out < p.out;
-        const float y[4] = {v.x + inputs.bias[0], v.y + inputs.bias[1], v.z + inputs.bias[2], v.w + inputs.bias[3]};
+        const float y[4] = {v.x + bias[0], v.y + bias[1], v.z + bias[2], v.w + bias[3]};
         const float x[4] = {inputs.residual[u].x, inputs.residual[u].y, inputs.residual[u].z, inputs.residual[u].w};
         float s[4], z[4], squares = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          s[i] = x[i] + to_float(from_float<bf16>(y[i])), z[i] = s[i] * inputs.weight[i];
+          s[i] = x[i] + to_float(from_float<bf16>(y[i])), z[i] = s[i] * norm_weight[i];
           squares = valid ? fmaf(s[i], s[i], squares) : 0.0F;
         }
         if (valid) {
@@ -269,8 +273,8 @@ __device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, c
       for (int u = 0; u < kBatch; ++u) {
         const float2 r =
             kScaled ? load_shared_float2(scales + static_cast<uint32_t>(first_row + 8 * u + lane % 4 * 2) * 4) : make_float2(1, 1);
-        const float a[2] = {fmaf(sum[u].x, r.x, inputs.bias[0]), fmaf(sum[u].y, r.y, inputs.bias[0])};
-        const float b[2] = {fmaf(sum[u].z, r.x, inputs.bias[1]), fmaf(sum[u].w, r.y, inputs.bias[1])};
+        const float a[2] = {fmaf(sum[u].x, r.x, bias[0]), fmaf(sum[u].y, r.y, bias[0])};
+        const float b[2] = {fmaf(sum[u].z, r.x, bias[1]), fmaf(sum[u].w, r.y, bias[1])};
         const int row = 8 * u + lane % 8;
         if constexpr (kForm == LinearForm::swiglu) {
           const uint32_t address = tile + row * 64 + (warp ^ (row / 2 % 4)) * 16;
@@ -438,7 +442,7 @@ __global__ void __launch_bounds__(kThreads<Tile, kScaled>, Tile::kRows >= kLinea
     row.advance(plan.row_stages), weight.advance(plan.weight_stages);
   }
   wgmma_wait<0>();
-  accumulator_fence(d);
+  accumulator_fence(d), inputs.fence();
 
   wait_for_earlier_kernels();            // before this thread writes anything that earlier kernels read
   consumer_barrier<kGroups, kScaled>();  // all warps have finished reading the stages; their memory is reused for y or the sums

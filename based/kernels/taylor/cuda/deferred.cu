@@ -131,14 +131,6 @@ __device__ __forceinline__ float taylor_weight(const T* q, const T* k, const Tay
   return 1 + s + 0.5F * s * s;
 }
 
-// Hides that all lanes have this address. Knowing it, the compiler would move a value that is loaded from it to a uniform register as soon
-// as it is requested, and so wait for it there.
-template <typename X>
-__device__ __forceinline__ const X* address_of_lane(const X* address) {
-  asm volatile("" : "+l"(address));
-  return address;
-}
-
 __device__ __forceinline__ void load_columns(const float* p, float (&to)[Layout::kColumns]) { load_floats<Layout::kColumns>(p, to); }
 __device__ __forceinline__ void load_columns(const bf16* p, float (&to)[Layout::kColumns]) {
   static_assert(Layout::kColumns == 4);
@@ -215,31 +207,34 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
   const int column = lane % column_lanes * Layout::kColumns;
   const bool active = lane < warp_features * column_lanes;
 
-  // Fields of the next item: the index of its state, its number of pending tokens, and its denominator's state of feature `thread`.
-  // slot_after is the slot of the item after it, of row_after and head_after. These loads depend on one another, each with a memory
-  // latency, so they are issued one item early, and the slot's two items early.
-  const uint32_t items = static_cast<uint32_t>(layout.items), heads = p.heads, row_step = gridDim.x / heads, head_step = gridDim.x % heads;
-  uint32_t row_after = blockIdx.x / heads, head_after = blockIdx.x % heads;
-  int64_t next_state = 0, slot_after = 0;
+  // The index of the state and the pending tokens of 32 of the block's items, one item a lane, so that an item does not wait for these
+  // loads, each of which has a memory latency and depends on the one before.
+  const uint32_t items = static_cast<uint32_t>(layout.items), heads = p.heads;
+  int64_t lane_state = 0;
+  int32_t lane_pending = 0;
+  const auto load_fields = [&](uint32_t first_item) {
+    const uint32_t item = first_item + lane * gridDim.x;
+    if (item >= items) return;
+    const uint32_t row = item / heads;
+    lane_state = (p.slot != nullptr ? p.slot[row] : row) * heads + item % heads;
+    lane_pending = all.pending[lane_state];
+  };
+  // Fields of the next item, the last of which, its denominator's state of feature `thread`, is loaded one item early.
+  int64_t next_state = 0;
   PendingState next_pending;
   float next_sum = 0;
-  const auto slot_of = [&](uint32_t row) -> int64_t { return p.slot == nullptr ? row : *address_of_lane(p.slot + row); };
-  const auto load_next_fields = [&](uint32_t item) {
+  const auto prepare = [&](uint32_t item, int index) {  // `index` counts the block's items
     if (item >= items) return;
-    next_state = slot_after * heads + head_after;
-    next_pending = {*address_of_lane(all.pending + next_state)};
+    if (index % 32 == 0) load_fields(item);
+    next_state = __shfl_sync(~0U, lane_state, index % 32), next_pending = {__shfl_sync(~0U, lane_pending, index % 32)};
     if (thread < layout.features) next_sum = p.k_state[next_state * layout.features + thread];
-    row_after += row_step, head_after += head_step;
-    if (head_after >= heads) head_after -= heads, ++row_after;
-    if (item + gridDim.x < items) slot_after = slot_of(row_after);
   };
 
   // Request the first item. If no earlier kernel writes the states, they are read before the earlier kernels have ended.
   if (is_producer) barrier_init(full), barrier_init(values_full), fence_shared_proxy();
   let_next_kernel_start();
   if (!p.state_is_private) wait_for_earlier_kernels();
-  slot_after = slot_of(row_after);
-  load_next_fields(blockIdx.x);
+  prepare(blockIdx.x, 0);
   if (is_producer) {
     load_state(all, layout, shared, next_state, next_pending, /*half=*/0);
     load_pending_keys(all, layout, shared, next_state, next_pending, /*buffer=*/0);
@@ -254,6 +249,7 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
   __syncthreads();  // the barriers are initialised, and `pairs` is complete
 
   uint32_t phase = 0;
+  int index = 0;
   int half = 0;  // where this item's rounded state is; 0 where it has none
 #pragma unroll 1
   for (uint32_t item = blockIdx.x; item < items; item += gridDim.x, phase ^= 1) {
@@ -269,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
     const bool decays = p.decay != nullptr;
     const float rate = decays ? p.decay[item % heads] : 1.0F;
     const float sums_rate = p.decay_denominator ? rate : 1.0F;  // decay of the denominator's state
-    load_next_fields(next_item);
+    prepare(next_item, ++index);
     barrier_wait(full, phase);
 
     // φ(q), the denominator, and the decayed weights of the pending tokens.
