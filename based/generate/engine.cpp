@@ -278,7 +278,9 @@ std::vector<int64_t> Engine::slots_to_step() {
     const bool last = sequence.sampled + sequence.samples_in_flight() == sequence.options.max_tokens;
     const int64_t after = sequence.seen + sequence.steps_in_flight + 1;  // tokens seen after the step
     const bool leaves_cell = cell > 0 && after > sequence.cell_begin + cell;
-    const bool state_may_be_final = sequence.options.keep_state && !sequence.options.stop_tokens.empty();
+    // A step of all slots would also change the state of a sequence that ends by its limit.
+    const bool state_may_be_final =
+        sequence.options.keep_state && (!sequence.options.stop_tokens.empty() || (last && decode_->steps_all()));
     if (in_flight && (state_may_be_final || sequence.options.allowed)) return {};
     if (in_flight && last) continue;  // it ends with the token in flight
     if (in_flight && leaves_cell) return {};

@@ -43,8 +43,8 @@ struct EngineOptions {
   // step() launches the next step before it waits for the tokens of this one, so that a GPU never waits for the host. A call that reads a
   // sequence's state or changes its tokens first waits for the step in flight; the next step() returns the token of that step. A sequence
   // that ends at a stop token has been stepped once too often. step() therefore waits first if a sequence that has stop tokens keeps its
-  // state. With drafts only one-row steps (DraftOptions::by_repetition) are launched ahead, within a block, because drafts follow the
-  // tokens before them.
+  // state, and, where a step is one of all slots (DecodeStep::steps_all()), if one that keeps its state reaches max_tokens. With drafts
+  // only one-row steps (DraftOptions::by_repetition) are launched ahead, within a block, because drafts follow the tokens before them.
   bool ahead = false;
   // The kept states of prompts that are only read (max_tokens = 0) and end in the same step share memory, which is freed with the last of
   // them: they are made by one copy of each tensor instead of one for each sequence. Without effect on invariant engines.

@@ -251,8 +251,8 @@ TEST_P(EngineOnDevices, StepsAheadGiveTheSameTokens) {
   EXPECT_EQ(engine.free_slots(), 3);
 }
 
-// A sequence that keeps its state and ends by its limit alone does not make the others wait, and one that has stop tokens keeps the state
-// at its end.
+// A sequence that keeps its state keeps that of its end, whether it ends by its limit or by a stop token: no later step changes it, nor
+// does one of all slots.
 TEST_P(EngineOnDevices, StepsAheadKeepTheStatesOfSequencesThatEnd) {
   const auto model = this->model();
   const auto text = some_text(20, 3);
