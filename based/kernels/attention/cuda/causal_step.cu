@@ -147,7 +147,7 @@ constexpr int warp_bytes() {
 template <int kSteps, int kStages>
 struct HeadWarp {
   static constexpr int kRow = kSteps * 32, kTile = 2 * kTileKeys * kRow;  // bytes
-  static constexpr int kBatch = 2;                                        // tiles multiplied together
+  static constexpr int kBatch = kStages < 2 ? kStages : 2;                // tiles multiplied together
   static constexpr int kLanes = kSteps <= 4 ? 8 : 16,
                        kKeysPerCopy = 32 / kLanes;  // lanes that copy one key; keys that a warp copies together
   const CausalAttentionStep& p;
@@ -497,9 +497,12 @@ Status launch_streamed(const CausalAttentionTokens& p, const StreamedPlan& plan,
   return launch_overlapped(kernel, {static_cast<unsigned>(plan.blocks_per_row), static_cast<unsigned>(32 * plan.warps), shared}, queue, p);
 }
 
-// Prefetches four tiles if a block has few heads, else two, so that more blocks fit on a multiprocessor.
+// Prefetches four tiles if a block has few heads, else two, so that more blocks fit on a multiprocessor; one if the ring is one tile.
 template <int kSteps, class Problem>
 Status stream_rows(const Problem& p, const StreamedPlan& plan, Queue queue) {
+  if constexpr (std::is_same_v<Problem, CausalAttentionStep>) {
+    if (p.capacity <= kTileKeys) return launch_streamed<kSteps, 1>(p, plan, queue);
+  }
   return plan.warps <= 4 ? launch_streamed<kSteps, 4>(p, plan, queue) : launch_streamed<kSteps, 2>(p, plan, queue);
 }
 
