@@ -367,7 +367,7 @@ template <typename T>
 Status launch_sample(const Sample& p, Queue queue) {
   constexpr int kCount = 16 / sizeof(T);
   const int64_t bytes = round_up(p.vocab, kCount) * static_cast<int64_t>(sizeof(T));
-  constexpr int kListBytes = 8 * kMaxListed, kOtherBytes = 512 + 1024;  // the latter are sums of warps, and what the system reserves
+  constexpr int kListBytes = 8 * kMaxListed, kOtherBytes = 512 + 1024;  // other: warps' sums, and the system's reserve
   const bool fits = bytes <= block_shared_memory() - kListBytes - 2048;
   const bool pairs = p.rows > multiprocessors() && 2 * (bytes + kListBytes + kOtherBytes) <= multiprocessor_shared_memory();
   auto* kernel = pairs ? sample_rows<T, kCount, 2> : fits ? sample_rows<T, kCount, 1> : sample_rows<T, 1, 1>;

@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
   int half = 0;  // where this item's rounded state is; 0 where it has none
 #pragma unroll 1
   for (uint32_t item = blockIdx.x; item < items; item += gridDim.x, phase ^= 1) {
-    const int buffer = static_cast<int>(phase);  // of the item's keys
+    const int buffer = static_cast<int>(phase);  // has the item's keys
     T *const q = shared.keys + buffer * (2 + kTaylorPending) * layout.feature_dim, *const k = q + layout.feature_dim,
              *const pending_k = k + layout.feature_dim;
     const uint32_t next_item = item + gridDim.x;
