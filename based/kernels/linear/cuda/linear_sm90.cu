@@ -1,8 +1,8 @@
 // Linear layer of 2 to 512 rows in bf16 (decoding of many sequences), bound by the L2 bandwidth of a multiprocessor and by chains of
-// latencies. A block owns 64 outputs, up to 128 rows, and one of `splits` parts of `in`. The blocks of the same outputs form a cluster.
-// They send their sums to the block that owns the rows, which adds them in a fixed order. One producer warp loads and four warps multiply
-// (with 128 rows, eight: four per half). Constant weights are prefetched before the previous kernels have ended. The ring of weights is
-// separate from the ring of rows, so that weights can be prefetched far ahead.
+// latencies. A block owns 64 outputs, up to 128 rows (or more of both, see LinearTile), and one of `splits` parts of `in`. The blocks of
+// the same outputs form a cluster. They send their sums to the block that owns the rows, which adds them in a fixed order. One producer
+// warp loads and four warps multiply (with 128 rows, eight: four per half). Constant weights are prefetched before the previous kernels
+// have ended. The ring of weights is separate from the ring of rows, so that weights can be prefetched far ahead.
 #include <algorithm>
 #include <cstddef>
 #include <span>
@@ -28,8 +28,8 @@ struct LinearStorage {
 
 // The rows and outputs of a block, how its warpgroups divide them, and the sizes of its shared memory. A warpgroup multiplies 64 outputs by
 // kGroupRows rows. Up to 64 rows, two blocks fit on a multiprocessor: one of this layer and one of the next layer, which waits for it.
-// With more rows, a deep ring of small stages is faster (measured). More than 128 rows have larger tiles, which read less from the L2
-// cache.
+// With more rows, a deep ring of small stages is faster (measured). More than 128 rows may have larger tiles, so that all blocks run at
+// once.
 template <int kTileRows, int kTileOutputs = kLinearOutputs>
 struct LinearTile {
   static constexpr int kRows = kTileRows, kOutputs = kTileOutputs;

@@ -134,6 +134,7 @@ void verify_step_norms(Report& report) {
     for (const int64_t width : {1024, 1792}) verify_chain(report, rows, width, true, false), verify_chain(report, rows, width, false, true);
   }
   verify_chain(report, 20, 4296, true, true), verify_chain(report, 128, 4296, true, false);  // partial tiles; rows in several batches
+  verify_chain(report, 500, 3584, true, true);                                               // tiles of 128 outputs and 256 rows
 }
 
 const DefineFamily<Report> kStepNorms("step_norms", verify_step_norms);
