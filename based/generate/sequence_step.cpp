@@ -60,13 +60,11 @@ void SequenceStep::record(std::optional<decode::Fusion> fusion) {
       if (plan != nullptr && plan->fused() != recordings_[0].plan->fused())
         throw Error("a step of " + std::to_string(tokens) + " tokens fuses other operators than a step of one");
     }
-    if (parts_.one_row) {
-      if (fusion == decode::Fusion::layers) options = plan_options(1, StepRows::of_tokens);
-      add_recording([this] { step_one_row(kOneRow); }, options);
-    }
-    record_restores();
+    if (!parts_.one_row) return;
+    if (fusion == decode::Fusion::layers) options = plan_options(1, StepRows::of_tokens);
+    add_recording([this] { step_one_row(kOneRow); }, options);
   } catch (...) {
-    recordings_.clear(), restores_.clear();
+    recordings_.clear();
     throw;
   }
 }

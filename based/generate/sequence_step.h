@@ -103,7 +103,7 @@ class SequenceStep {
   std::vector<Tensor> logits_{kOneRow + 1};  // [kRows, padded_vocab] of a step of 1, 2, … tokens, [1, padded_vocab] of the one-row step
   size_t last_ = 0;                          // the index of the last step
   std::vector<decode::RecordedStep> recordings_;            // by the same index; empty: steps are not recorded
-  std::vector<std::unique_ptr<runtime::Replay>> restores_;  // restore() of 1, 2, … tokens; empty: they are not recorded
+  std::vector<std::unique_ptr<runtime::Replay>> restores_;  // restore() of 1, 2, … tokens, recorded with programs
   runtime::ToHost tokens_at_host_;
   std::optional<runtime::ToHost> log_probabilities_at_host_;
   StateJournal journal_{kRows};  // the states after each token of the last run() but the last one
