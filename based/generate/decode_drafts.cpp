@@ -163,7 +163,7 @@ DecodeStep::DrawnTokens DecodeStep::run_drafts_of_sequence(const DraftedSlot& sl
     take_row(static_cast<int64_t>(drawn.tokens.size()) - 1);
     logits_.clear();
   }
-  roll_backs_[slot.slot] = {nullptr, 0, sequence_step_->tokens_read()};
+  roll_backs_[slot.slot] = {sequence_step_->journal(), 0, sequence_step_->tokens_read()};
   roll_back(slot.slot, static_cast<int64_t>(drawn.tokens.size()));
   return drawn;
 }
@@ -171,7 +171,7 @@ DecodeStep::DrawnTokens DecodeStep::run_drafts_of_sequence(const DraftedSlot& sl
 void DecodeStep::roll_back(int64_t slot, int64_t tokens) {
   RollBack& last = roll_backs_.at(slot);
   BASED_ASSERT(tokens >= 1 && tokens <= last.tokens);
-  if (tokens < last.tokens) last.journal != nullptr ? last.journal->restore(last.sequence, slot, tokens) : sequence_step_->restore(tokens);
+  if (tokens < last.tokens) last.journal->restore(last.sequence, slot, tokens);
   last.tokens = tokens;
 }
 

@@ -134,9 +134,9 @@ class DecodeStep {
     Tensor ids;                // int64 [slots, k]
     Tensor log_probabilities;  // fp32 [slots, 1 + k]: of the slot's token, and of `ids`
   };
-  struct RollBack {                               // the place of a slot's states between the tokens of the last run_drafts()
-    std::shared_ptr<const StateJournal> journal;  // null: that of sequence_step_
-    int64_t sequence = 0, tokens = 0;             // its index in the journal; the tokens that the slot's state has read
+  struct RollBack {  // the place of a slot's states between the tokens of the last run_drafts()
+    std::shared_ptr<const StateJournal> journal;
+    int64_t sequence = 0, tokens = 0;  // its index in the journal; the tokens that the slot's state has read
   };
   struct TopAtHost {
     std::vector<int64_t> slots = {};

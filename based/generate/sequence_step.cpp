@@ -41,9 +41,8 @@ bool SequenceStep::record_programs() {
       const decode::Plan* const plan = recordings_.back().plan.get();
       found = plan != nullptr && plan->is_one_program();
     }
-    if (found) record_restores();
   } catch (...) {
-    recordings_.clear(), restores_.clear(), rows_ = StepRows::fixed;
+    recordings_.clear(), rows_ = StepRows::fixed;
     throw;
   }
   if (!found) recordings_.clear(), rows_ = StepRows::fixed;
@@ -69,18 +68,6 @@ void SequenceStep::record(std::optional<decode::Fusion> fusion) {
   }
 }
 
-// The copies of a restore are a few launches, but of two views of each of the layers' states, which the host would make anew each time.
-void SequenceStep::record_restores() {
-  if (journal_.empty()) return;
-  for (int64_t tokens = 1; tokens < kRows; ++tokens)
-    restores_.push_back(runtime::record(parts_.model.device(), [this, tokens] { journal_.restore(0, 0, tokens); },
-                                        {.rewrite = {}, .memory_of = recordings_[0].replay.get()}));
-}
-
-void SequenceStep::restore(int64_t tokens) {
-  restores_.empty() ? journal_.restore(0, 0, tokens) : restores_.at(static_cast<size_t>(tokens - 1))->run();
-}
-
 // The body of a step that reads `tokens` tokens. It may be recorded: it uses fixed memory and no value on the host.
 void SequenceStep::step(int64_t tokens) {
   if (tokens == 1 && rows_ == StepRows::of_tokens) return step_one_row(0);
@@ -88,7 +75,7 @@ void SequenceStep::step(int64_t tokens) {
   const Tensor ids = tokens == 1 ? parts_.token : torch::cat({parts_.token, drafts_.narrow(0, 0, tokens - 1)});
   const std::vector<int64_t> rounds(static_cast<size_t>(tokens), 1);
   const int64_t padding = rows_ == StepRows::fixed ? kRows - tokens : 0;
-  const Tensor hidden = parts_.model.step_rounds(ids, parts_.state, slots_.narrow(0, 0, tokens), rounds, &journal_, padding);
+  const Tensor hidden = parts_.model.step_rounds(ids, parts_.state, slots_.narrow(0, 0, tokens), rounds, journal_.get(), padding);
   const Tensor logits = parts_.model.logits(hidden);
   logits_[static_cast<size_t>(tokens - 1)] = logits;  // keeps a recording from using their memory again
   draw(logits, tokens);

@@ -72,8 +72,8 @@ class SequenceStep {
   Tensor position(int64_t row) const { return positions_.narrow(0, row, 1); }                 // int64 [1]: the drawn token's
   Tensor log_probability(int64_t row) const { return log_probabilities_.narrow(0, row, 1); }  // Parts::log_probabilities is set
   int64_t tokens_read() const { return last_ == kOneRow ? 1 : static_cast<int64_t>(last_) + 1; }
-  // Sets the state to that after the first `tokens` of the tokens read, at least 1 and fewer than all.
-  void restore(int64_t tokens);
+  // The states after each token but the last one; overwritten by the next run().
+  const std::shared_ptr<StateJournal>& journal() const { return journal_; }
 
   struct Drawn {
     const int64_t* tokens = nullptr;           // [tokens_read()]; −1 where the logits are not finite
@@ -89,7 +89,6 @@ class SequenceStep {
   void draw(const Tensor& logits, int64_t tokens);
   void add_recording(const std::function<void()>& body, std::optional<decode::PlanOptions> options);
   void take_now(int64_t row);
-  void record_restores();
 
   Parts parts_;
   StepRows rows_ = StepRows::fixed;
@@ -102,11 +101,10 @@ class SequenceStep {
   Tensor seen_;                              // int32 [kRows, words]: the marks after each draw
   std::vector<Tensor> logits_{kOneRow + 1};  // [kRows, padded_vocab] of a step of 1, 2, … tokens, [1, padded_vocab] of the one-row step
   size_t last_ = 0;                          // the index of the last step
-  std::vector<decode::RecordedStep> recordings_;            // by the same index; empty: steps are not recorded
-  std::vector<std::unique_ptr<runtime::Replay>> restores_;  // restore() of 1, 2, … tokens, recorded with programs
+  std::vector<decode::RecordedStep> recordings_;  // by the same index; empty: steps are not recorded
   runtime::ToHost tokens_at_host_;
   std::optional<runtime::ToHost> log_probabilities_at_host_;
-  StateJournal journal_{kRows};  // the states after each token of the last run() but the last one
+  std::shared_ptr<StateJournal> journal_ = std::make_shared<StateJournal>(kRows);
 };
 
 }  // namespace based

@@ -26,7 +26,6 @@ class StateJournal {
   // Sets slot `slot` to its state after the first `tokens` of its tokens, at least 1 and fewer than all. `sequence`: the index of the
   // sequence, which is its row in each round.
   void restore(int64_t sequence, int64_t slot, int64_t tokens) const;
-  bool empty() const { return kept_.empty(); }  // whether no state has been kept
 
  private:
   struct Kept {
