@@ -207,7 +207,7 @@ __device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, c
   const float bias[4] = {low_float(inputs.bias.x), kAdds ? high_float(inputs.bias.x) : low_float(inputs.bias.y), low_float(inputs.bias.y),
                          high_float(inputs.bias.y)};  // the latter two in form `adds`
   const float norm_weight[4] = {low_float(inputs.weight.x), high_float(inputs.weight.x), low_float(inputs.weight.y),
-                                high_float(inputs.weight.y)};
+                                high_float(inputs.weight.y)};  // in form `adds`
 
   // Send the sums to the blocks that own their rows.
   if constexpr (!kFromRegisters) {
@@ -446,8 +446,9 @@ __global__ void __launch_bounds__(kThreads<Tile, kScaled>, Tile::kRows >= kLinea
 
   wait_for_earlier_kernels();            // before this thread writes anything that earlier kernels read
   consumer_barrier<kGroups, kScaled>();  // all warps have finished reading the stages; their memory is reused for y or the sums
-  if constexpr (Tile::kMaxSplits == 1) return finish<Y, kScaled, 1>(p, norm.after, block, group, d, inputs);
-  if constexpr (Tile::kMaxSplits > 1) {
+  if constexpr (Tile::kMaxSplits == 1) {
+    finish<Y, kScaled, 1>(p, norm.after, block, group, d, inputs);
+  } else {
     switch (plan.splits) {
       case 1: return finish<Y, kScaled, 1>(p, norm.after, block, group, d, inputs);
       case 2: return finish<Y, kScaled, 2>(p, norm.after, block, group, d, inputs);
@@ -467,8 +468,7 @@ template <class Tile>
 int choose_splits(const Linear& p, int steps) {
   const int64_t tiles = ceil_div(p.out, Tile::kOutputs) * ceil_div(p.rows, Tile::kRows), processors = multiprocessors();
   int splits = 1;
-  constexpr int kMost = Tile::kMaxSplits;
-  while (splits < kMost && 2 * splits <= steps) {
+  while (splits < Tile::kMaxSplits && 2 * splits <= steps) {
     const int64_t blocks = tiles * 2 * splits, part = p.in / (2 * splits);
     const bool worth = Tile::kRows >= kLinearRows ? blocks <= processors && (part >= 768 || 2 * blocks <= processors)
                                                   : blocks <= processors || (blocks <= 2 * processors && part >= 768);

@@ -188,7 +188,7 @@ __device__ __forceinline__ void add_tokens(float* state, const T* values, const 
 
 // A persistent block computes the items blockIdx.x, blockIdx.x + gridDim.x, … An item is a row and a head. Thread 0 is the producer: it
 // requests the copies of the next item as soon as this item's state has been read. All threads, thread 0 included, are consumers.
-// kHeadDim, kFeatureDim: head_dim and feature_dim at compile time, which saves a third of the instructions; 0: any.
+// kHeadDim, kFeatureDim: head_dim and feature_dim at compile time, which saves instructions; 0: any.
 template <typename T, int kHeadDim, int kFeatureDim>
 __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
     step_deferred(const __grid_constant__ TaylorDeferred all, const __grid_constant__ Layout any_layout) {
