@@ -126,7 +126,6 @@ void DecodeStep::draw_round(const std::vector<int64_t>& slots, const Tensor& pad
 // row.
 void DecodeStep::take_row(int64_t row) {
   sequence_step_->take(row);
-  if (log_probability_.defined()) log_probability_.copy_(sequence_step_->log_probability(row));
   logits_ = {sequence_step_->logits(row)};
 }
 
@@ -147,6 +146,7 @@ DecodeStep::DrawnTokens DecodeStep::run_drafts_of_sequence(const DraftedSlot& sl
   const bool redraws = adjustments_.adjusts(0) || top_counts_[0] > 0;
   Tensor seen = redraws ? options_.seen.clone() : Tensor();
   sequence_step_->run(slot.drafts);
+  int64_t read = sequence_step_->tokens_read();  // by the state
   if (redraws) {
     for (int64_t row = 0; row == 0 || !is_last(drawn, slot); ++row) {
       redraw_row(row, seen);
@@ -155,15 +155,15 @@ DecodeStep::DrawnTokens DecodeStep::run_drafts_of_sequence(const DraftedSlot& sl
       append(got, slot.slot, drawn);
     }
   } else {
-    const SequenceStep::Drawn all = sequence_step_->read_back();
+    const SequenceStep::Drawn all = sequence_step_->accept_drafts();
+    read = 1 + all.accepted;
     for (int64_t row = 0; row == 0 || !is_last(drawn, slot); ++row) {
       drawn.tokens.push_back(all.tokens[row]);
       if (all.log_probabilities != nullptr) drawn.log_probabilities.push_back(all.log_probabilities[row]);
     }
-    take_row(static_cast<int64_t>(drawn.tokens.size()) - 1);
-    logits_.clear();
+    if (const auto last = static_cast<int64_t>(drawn.tokens.size()) - 1; last < all.accepted) sequence_step_->take(last);  // it stops there
   }
-  roll_backs_[slot.slot] = {sequence_step_->journal(), 0, sequence_step_->tokens_read()};
+  roll_backs_[slot.slot] = {sequence_step_->journal(), 0, read};
   roll_back(slot.slot, static_cast<int64_t>(drawn.tokens.size()));
   return drawn;
 }

@@ -68,7 +68,7 @@ void DecodeStep::use_fixed_rows() {
     const runtime::DeviceRange range(ProfileLevel::phases, "sample", model_.device(), {{"rows", padded.size(0)}});
     ops::sample_tokens_(tokens, sampled_columns(padded), options, drafts, seen_after);
   };
-  SequenceStep::Parts parts{model_, state_, token_, options_, draw_rows, {}, decode_.one_row_steps};
+  SequenceStep::Parts parts{model_, state_, token_, log_probability_, options_, draw_rows, {}, decode_.one_row_steps};
   if (log_probability_.defined())
     parts.log_probabilities = [this](const Tensor& padded, const Tensor& tokens) { return log_probability_of(padded, columns(), tokens); };
   sequence_step_ = std::make_unique<SequenceStep>(std::move(parts));

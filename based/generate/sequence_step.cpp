@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "based/core/error.h"
+#include "based/kernels/sampling/accept_drafts.h"
+#include "based/ops/sampling/accept_drafts.h"
 
 namespace based {
 
@@ -137,13 +139,23 @@ void SequenceStep::take(int64_t row) {
 void SequenceStep::take_now(int64_t row) {
   parts_.token.copy_(tokens_.narrow(0, row, 1));
   parts_.sampling.seen.copy_(seen_.narrow(0, row, 1));
+  if (parts_.log_probabilities) parts_.log_probability.copy_(log_probabilities_.narrow(0, row, 1));
 }
 
-SequenceStep::Drawn SequenceStep::read_back() {
+SequenceStep::Drawn SequenceStep::accept_drafts() {
   tokens_at_host_.begin(tokens_);
   if (log_probabilities_at_host_) log_probabilities_at_host_->begin(log_probabilities_);
-  Drawn drawn{tokens_at_host_.wait().const_data_ptr<int64_t>(), nullptr};
+  const int64_t tokens = tokens_read();
+  if (tokens > 1) {  // a step of one token has taken its row
+    std::vector<ops::AcceptedValue> values = journal_->values_of_sequence(0, tokens);
+    values.push_back({parts_.token, tokens_.narrow(0, 0, tokens)});
+    values.push_back({parts_.sampling.seen, seen_.narrow(0, 0, tokens)});
+    if (parts_.log_probabilities) values.push_back({parts_.log_probability, log_probabilities_.narrow(0, 0, tokens)});
+    ops::accept_drafts_(tokens_, drafts_.narrow(0, 0, tokens - 1), values);
+  }
+  Drawn drawn{tokens_at_host_.wait().const_data_ptr<int64_t>()};
   if (log_probabilities_at_host_) drawn.log_probabilities = log_probabilities_at_host_->wait().const_data_ptr<float>();
+  drawn.accepted = kernels::accepted_drafts(drawn.tokens, drafts_at_host_.const_data_ptr<int64_t>(), tokens - 1);
   return drawn;
 }
 

@@ -38,12 +38,13 @@ class SequenceStep {
     LanguageModel& model;
     ModelState& state;             // has one slot; its addresses must not change if steps are recorded
     Tensor token;                  // int64 [1]: the input token
+    Tensor log_probability;        // fp32 [1]: of the input token; undefined: not kept
     ops::SampleOptions& sampling;  // one row; `position` is not used
     // Draws the rows' tokens as ops::sample_tokens_ does; logits [rows, padded_vocab].
     std::function<void(const Tensor& logits, const Tensor& tokens, const ops::SampleOptions&, const Tensor& drafts,
                        const Tensor& seen_after)>
         draw;
-    // The log-probability of each row's token, fp32 [kRows]; null: they are not kept.
+    // The log-probability of each row's token, fp32 [kRows]; null if `log_probability` is undefined.
     std::function<Tensor(const Tensor& logits, const Tensor& tokens)> log_probabilities;
     bool one_row = false;  // whether run_one_row() is used
   };
@@ -66,11 +67,10 @@ class SequenceStep {
   void run_one_row();
   // The same as run(), operator by operator, for drafts that are on the device.
   void run_operators(int64_t tokens, StepRows rows);
-  // The input token becomes the one drawn from this row, and the marks of seen tokens are those after this draw.
+  // The input token becomes the one drawn from this row, with its log-probability, and the marks of seen tokens are those after this draw.
   void take(int64_t row);
-  Tensor logits(int64_t row) const { return logits_.at(last_).narrow(0, row, 1); }            // [1, padded_vocab]
-  Tensor position(int64_t row) const { return positions_.narrow(0, row, 1); }                 // int64 [1]: the drawn token's
-  Tensor log_probability(int64_t row) const { return log_probabilities_.narrow(0, row, 1); }  // Parts::log_probabilities is set
+  Tensor logits(int64_t row) const { return logits_.at(last_).narrow(0, row, 1); }  // [1, padded_vocab]
+  Tensor position(int64_t row) const { return positions_.narrow(0, row, 1); }       // int64 [1]: the drawn token's
   int64_t tokens_read() const { return last_ == kOneRow ? 1 : static_cast<int64_t>(last_) + 1; }
   // The states after each token but the last one; overwritten by the next run().
   const std::shared_ptr<StateJournal>& journal() const { return journal_; }
@@ -78,8 +78,11 @@ class SequenceStep {
   struct Drawn {
     const int64_t* tokens = nullptr;           // [tokens_read()]; −1 where the logits are not finite
     const float* log_probabilities = nullptr;  // null if they are not kept
+    int64_t accepted = 0;                      // drafts
   };
-  Drawn read_back();  // waits for the last run(); the pointers are valid until the next call
+  // Takes the row after the last draft that equals the token drawn before it, and sets the state to that after this draft. Waits for the
+  // last run(), and not for this. The pointers are valid until the next call.
+  Drawn accept_drafts();
 
  private:
   static constexpr size_t kOneRow = kRows;  // the index of the one-row step, after those of 1, 2, … tokens

@@ -21,6 +21,14 @@ const void* key_of(const Tensor& state) {
 void StateJournal::keep(const std::vector<Tensor>& states, const Pass& pass, size_t round) {
   if (round + 1 >= pass.rounds().size()) return;
   const Slots& slots = pass.rounds()[round + 1].pass->slots();  // the other sequences have no later token
+  if (pass.rounds()[0].rows == 1) {
+    const std::vector<Tensor> memory = memory_for(states, static_cast<int64_t>(pass.rounds().size()));
+    for (size_t i = 0; i < states.size(); ++i) {
+      Tensor to = memory[i].narrow(0, static_cast<int64_t>(round), 1);
+      at::index_select_out(to, states[i], 0, slots);
+    }
+    return;
+  }
   for (const Tensor& state : states) {
     Kept& kept = kept_[{key_of(state), round}];
     if (kept.copies.defined() && kept.copies.size(0) == slots.size(0))
@@ -34,7 +42,8 @@ std::vector<Tensor> StateJournal::memory_for(const std::vector<Tensor>& states, 
   std::vector<Tensor> all;
   for (const Tensor& state : states) {
     const void* key = key_of(state);
-    Tensor& memory = memory_[key];
+    memory_[key].state = state;
+    Tensor& memory = memory_[key].copies;
     if (!memory.defined() || memory.size(0) < tokens - 1) {
       std::vector<int64_t> shape = state.sizes().vec();
       shape[0] = std::max(tokens, most_tokens_) - 1;
@@ -55,6 +64,13 @@ void StateJournal::restore(int64_t sequence, int64_t slot, int64_t tokens) const
     copies.add(kept.state.select(0, slot), kept.copies.select(0, sequence));
   }
   copies.run();
+}
+
+std::vector<ops::AcceptedValue> StateJournal::values_of_sequence(int64_t slot, int64_t tokens) const {
+  std::vector<ops::AcceptedValue> values;
+  values.reserve(memory_.size());
+  for (const auto& [key, kept] : memory_) values.push_back({kept.state.select(0, slot), kept.copies.narrow(0, 0, tokens - 1)});
+  return values;
 }
 
 std::optional<TokensOfSequence> tokens_of_sequence(const Pass& pass, const std::vector<Tensor>& states) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "based/mixers/kit/mixer.h"
+#include "based/ops/sampling/accept_drafts.h"
 
 namespace based {
 
@@ -26,15 +27,17 @@ class StateJournal {
   // Sets slot `slot` to its state after the first `tokens` of its tokens, at least 1 and fewer than all. `sequence`: the index of the
   // sequence, which is its row in each round.
   void restore(int64_t sequence, int64_t slot, int64_t tokens) const;
+  // After a step of one sequence: its states in slot `slot`, with their values after 1 to tokens − 1 tokens.
+  std::vector<ops::AcceptedValue> values_of_sequence(int64_t slot, int64_t tokens) const;
 
  private:
   struct Kept {
     Tensor state;   // the tensor itself, written in place by later rounds
-    Tensor copies;  // [sequences that have a later token, …]
+    Tensor copies;  // [sequences that have a later token, …]; in memory_: [tokens, …] of one sequence
   };
   int64_t most_tokens_;
   std::map<std::pair<const void*, size_t>, Kept> kept_;  // by the tensor's memory and the round
-  std::map<const void*, Tensor> memory_;                 // from memory_for(), by the address of the state
+  std::map<const void*, Kept> memory_;                   // from memory_for(), by the address of the state
 };
 
 // A step of several tokens of one sequence, for operators that read them all: its slot, int64 [1]; the number of tokens, which are the
