@@ -1,6 +1,7 @@
 // Norms of a step of several sequences as parts of the layers before and after them (kernels/linear/linear_step.h). This applies where a
 // norm adds the outputs of the layer before it to the residual stream, and only layers read the norm's y. The layer before the norm
-// computes the first half of the norm after its own outputs, and the layers after the norm compute the second half after theirs.
+// computes the first half of the norm after its own outputs, and the layers after the norm compute the second half after theirs. Such a
+// layer also computes a short convolution right after it, of whose input and gate it computes the values.
 #pragma once
 #include <string>
 #include <vector>
@@ -25,6 +26,7 @@ struct JoinedLaunch {
 };
 // `memory` receives the intermediate values between the halves. All norms of a step share it, since each norm's values are read before the
 // next norm writes.
-std::vector<JoinedLaunch> join_norms(const std::vector<Unit>& units, const std::vector<NormJoin>& joins, at::Device device, Tensor& memory);
+std::vector<JoinedLaunch> join_norms(const std::vector<Unit>& units, const std::vector<NormJoin>& joins, const Gpu& gpu, at::Device device,
+                                     Tensor& memory);
 
 }  // namespace based::decode

@@ -54,6 +54,9 @@ Status launch_before_norm(const kernels::Linear& p, const kernels::NormAfter& af
 Status launch_swiglu_after_norm(const kernels::Linear& p, const kernels::NormBefore& before, Queue queue) {
   return call(&kernels::LinearStepLaunchers::swiglu_after_norm, queue, p, before);
 }
+Status launch_conv_after_norm(const kernels::Linear& p, const kernels::ShortConv& conv, const kernels::NormBefore& before, Queue queue) {
+  return call(&kernels::LinearStepLaunchers::conv_after_norm, queue, p, conv, before);
+}
 Status launch_layers_after_norm(std::span<const kernels::Linear> layers, const kernels::NormBefore& before, Queue queue) {
   return call(&kernels::LinearStepLaunchers::layers_after_norm, queue, layers, before);
 }

@@ -55,6 +55,7 @@ Status launch(const kernels::TaylorTokens&, Queue);
 Status launch_swiglu(const kernels::Linear&, Queue);
 Status launch_before_norm(const kernels::Linear&, const kernels::NormAfter&, Queue);
 Status launch_swiglu_after_norm(const kernels::Linear&, const kernels::NormBefore&, Queue);
+Status launch_conv_after_norm(const kernels::Linear&, const kernels::ShortConv&, const kernels::NormBefore&, Queue);
 Status launch_layers_after_norm(std::span<const kernels::Linear> layers, const kernels::NormBefore&, Queue);
 Status launch_layers_of_one_row(std::span<const kernels::Linear> layers, Queue);
 

@@ -103,7 +103,7 @@ void Plan::plan_joins(const Gpu& gpu, at::Device device) {
   for (size_t i = 0; i < units_.size(); ++i)
     if (!reasons[i].empty()) reasons_[i] = reasons[i];
   if (joins.empty()) return;
-  for (JoinedLaunch& joined : join_norms(units_, joins, device, memory_.emplace_back()))
+  for (JoinedLaunch& joined : join_norms(units_, joins, gpu, device, memory_.emplace_back()))
     put_stage({StageForm::fused, std::move(joined.units), std::move(joined.launch)});
 }
 

@@ -25,6 +25,8 @@ Tensor index_select_without_memory(const Tensor& self, int64_t dim, const Tensor
   return at::empty(sizes, self.options());
 }
 
+Tensor& index_select_out_without_memory(const Tensor& /*self*/, int64_t /*dim*/, const Tensor& /*index*/, Tensor& out) { return out; }
+
 }  // namespace
 
 Backend& backend_of(torch::DeviceType type) {
@@ -64,6 +66,7 @@ RecordedStep record_step(torch::Device device, const std::function<void()>& body
 std::unique_ptr<Plan> plan_step(const std::function<void()>& body, const Gpu& gpu, const PlanOptions& options) {
   torch::Library shapes(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);  // while this runs
   shapes.impl("index_select", index_select_without_memory);
+  shapes.impl("index_select.out", index_select_out_without_memory);
   for (const char* like : {"abs", "relu"}) shapes.impl(like, like_without_memory);
   shapes.impl("flip", flip_without_memory);
   shapes.impl("complex", complex_without_memory);

@@ -1,5 +1,5 @@
-// A step of the short convolution. Its kernel reads the state early. In the step's program it is part of the instruction of the layer that
-// computes its input and gate.
+// A step of the short convolution. Its kernel reads the state early. It may be part of the layer that computes its input and gate: of its
+// launch (join_norms.h), or of its instruction in the step's program.
 #include "based/ops/conv/short_conv.h"
 #include "based/decode/state_kernel.h"
 #include "based/decode/step_program.h"
@@ -10,10 +10,6 @@ namespace {
 
 using kernels::DType;
 using kernels::ShortConv;
-
-struct ConvParts {
-  Span x, gate, weight, bias, state, slots, y;
-};
 
 // Makes the layer that computes the convolution's input and gate an instruction that also convolves. Returns whether it did. `rows`: of the
 // step, of which a sequence has one for each of its tokens.
@@ -41,8 +37,13 @@ constexpr const char* kNoLayer = "does not follow the layer that computes its in
 
 class ConvKernel final : public StateKernel<ShortConv> {
  public:
-  ConvKernel(const ShortConv& arguments, ConvParts parts)
-      : StateKernel(arguments, {{parts.weight, parts.bias, parts.slots}, {parts.state}}), parts_(std::move(parts)) {}
+  explicit ConvKernel(ConvParts parts)
+      : StateKernel(parts.arguments, {{parts.weight, parts.bias, parts.slots}, {parts.state}}), parts_(std::move(parts)) {}
+
+  bool read_early(const Effects& effects, size_t unit) override {
+    return parts_.arguments.state_is_private = StateKernel::read_early(effects, unit);
+  }
+  const ConvParts* convolution() const override { return &parts_; }
 
   bool join_instruction(Planned& before, const StepLimits& limits) const override {
     return join_layer(before, {arguments_}, rows(), parts_, limits);
@@ -88,9 +89,8 @@ std::unique_ptr<StepKernel> lower_short_conv(const Operands& call, std::string& 
                slots = call.tensor(6), y = call.result();
   if (!can_be_read(x, gate, {weight, bias, state, slots}, why)) return nullptr;
   const ops::ShortConvStep step{{x, weight, ops::if_defined(bias), ops::if_defined(gate), call.flag(4)}, state, slots};
-  return std::make_unique<ConvKernel>(
-      ops::short_conv_step_arguments(step, y),
-      ConvParts{call.span(x), call.span(gate), call.span(weight), call.span(bias), call.span(state), call.span(slots), call.span(y)});
+  return std::make_unique<ConvKernel>(ConvParts{ops::short_conv_step_arguments(step, y), call.span(x), call.span(gate), call.span(weight),
+                                                call.span(bias), call.span(state), call.span(slots), call.span(y)});
 }
 
 std::unique_ptr<StepKernel> lower_conv_tokens(const Operands& call, std::string& why) {
@@ -99,9 +99,10 @@ std::unique_ptr<StepKernel> lower_conv_tokens(const Operands& call, std::string&
   if (!can_be_read(x, gate, {weight, bias, state, slots}, why)) return nullptr;
   const ops::OptionalTensor given_bias = ops::if_defined(bias), given_gate = ops::if_defined(gate);
   const ops::ShortConvTokens in{{x, weight, given_bias, given_gate, call.flag(4)}, state, slots, kept, call.integer(8)};
-  return std::make_unique<ConvTokensKernel>(
-      ops::short_conv_tokens_arguments(in, y), x.size(0),
-      ConvParts{call.span(x), call.span(gate), call.span(weight), call.span(bias), call.span(state), call.span(slots), call.span(y)});
+  const kernels::ShortConvTokens arguments = ops::short_conv_tokens_arguments(in, y);
+  return std::make_unique<ConvTokensKernel>(arguments, x.size(0),
+                                            ConvParts{arguments.step, call.span(x), call.span(gate), call.span(weight), call.span(bias),
+                                                      call.span(state), call.span(slots), call.span(y)});
 }
 
 constexpr Lowering kShortConvLowerings[] = {{"based::short_conv_step", lower_short_conv}, {"based::short_conv_tokens", lower_conv_tokens}};

@@ -11,6 +11,7 @@
 #include "based/decode/launch.h"
 #include "based/decode/span.h"
 #include "based/kernels/common/gpu.h"
+#include "based/kernels/conv/short_conv.h"
 #include "based/kernels/linear/linear.h"
 #include "based/kernels/norm/rms_norm.h"
 #include "based/kernels/pointwise/activation.h"
@@ -36,6 +37,11 @@ struct LinearParts {
   kernels::Linear arguments;
   bool gated = false;
   Span x, weight, bias, y;
+};
+// A step of a short convolution.
+struct ConvParts {
+  kernels::ShortConv arguments;
+  Span x, gate, weight, bias, state, slots, y;
 };
 // A function of each number of x.
 struct ActivationParts {
@@ -71,6 +77,7 @@ class StepKernel {
   virtual StepChain absorb_predecessors(std::span<const StepKernel* const> /*before*/, const Gpu&) const { return {}; }
   virtual const NormParts* norm() const { return nullptr; }
   virtual const LinearParts* linear() const { return nullptr; }
+  virtual const ConvParts* convolution() const { return nullptr; }
   virtual const ActivationParts* activation() const { return nullptr; }
 };
 

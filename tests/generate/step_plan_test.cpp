@@ -57,14 +57,14 @@ struct Expected {
 // The plans of the paper's models on an H200. If these numbers change, speed changes: see `based inspect NAME --plan`.
 TEST(StepPlan, OfThePapersModels) {
   const std::vector<Expected> all = {
-      {"based-360m", 1, {203, 3, 201, 0, 0, 0, 2}},      {"based-360m", 16, {203, 139, 0, 172, 28, 0, 3}},
-      {"based-360m", 128, {203, 140, 0, 169, 24, 5, 5}}, {"based-1.4b", 1, {270, 3, 268, 0, 0, 0, 2}},
-      {"based-1.4b", 16, {270, 184, 0, 230, 37, 0, 3}},  {"based-1.4b", 128, {270, 185, 0, 227, 31, 7, 5}},
-      {"attn-360m", 1, {196, 196, 0, 0, 97, 0, 99}},     {"attn-360m", 16, {196, 148, 0, 144, 1, 0, 51}},
-      {"attn-360m", 128, {196, 149, 0, 141, 2, 0, 53}},  {"attn-1.4b", 1, {292, 292, 0, 0, 145, 0, 147}},
-      {"attn-1.4b", 16, {292, 220, 0, 216, 1, 0, 75}},   {"attn-1.4b", 128, {328, 293, 0, 105, 38, 0, 185}},
-      {"mamba-360m", 1, {326, 326, 0, 0, 277, 0, 49}},   {"mamba-360m", 128, {326, 235, 0, 227, 94, 0, 5}},
-      {"gla-360m", 1, {340, 196, 0, 192, 73, 0, 75}},    {"gla-360m", 128, {340, 153, 0, 305, 6, 0, 29}},
+      {"based-360m", 1, {203, 3, 201, 0, 0, 0, 2}},     {"based-360m", 16, {203, 123, 0, 188, 12, 0, 3}},
+      {"based-360m", 128, {203, 124, 0, 185, 8, 5, 5}}, {"based-1.4b", 1, {270, 3, 268, 0, 0, 0, 2}},
+      {"based-1.4b", 16, {270, 163, 0, 251, 16, 0, 3}}, {"based-1.4b", 128, {270, 164, 0, 248, 10, 7, 5}},
+      {"attn-360m", 1, {196, 196, 0, 0, 97, 0, 99}},    {"attn-360m", 16, {196, 148, 0, 144, 1, 0, 51}},
+      {"attn-360m", 128, {196, 149, 0, 141, 2, 0, 53}}, {"attn-1.4b", 1, {292, 292, 0, 0, 145, 0, 147}},
+      {"attn-1.4b", 16, {292, 220, 0, 216, 1, 0, 75}},  {"attn-1.4b", 128, {328, 293, 0, 105, 38, 0, 185}},
+      {"mamba-360m", 1, {326, 326, 0, 0, 277, 0, 49}},  {"mamba-360m", 128, {326, 235, 0, 227, 94, 0, 5}},
+      {"gla-360m", 1, {340, 196, 0, 192, 73, 0, 75}},   {"gla-360m", 128, {340, 153, 0, 305, 6, 0, 29}},
   };
   for (const auto& [preset, slots, counts] : all) {
     const auto plan = plan_decode_step(find_preset(preset), kH200, {.slots = slots});
@@ -85,8 +85,8 @@ TEST(StepPlan, SumsAreCopiedInBf16) {
   }
 }
 
-// A step of several tokens of one sequence fuses the layers that a step of several sequences fuses. Steps of each number of tokens fuse the
-// same, since they must round in the same places.
+// A step of several tokens of one sequence fuses the layers that a step of several sequences fuses, without the convolutions, of which no
+// layer reads several tokens. Steps of each number of tokens fuse the same, since they must round in the same places.
 TEST(StepPlan, OfSeveralTokensOfOneSequence) {
   const std::vector<std::pair<const char*, Counts>> all = {{"based-360m", {205, 141, 0, 172, 28, 0, 5}},
                                                            {"based-1.4b", {272, 186, 0, 230, 37, 0, 5}}};
@@ -94,7 +94,10 @@ TEST(StepPlan, OfSeveralTokensOfOneSequence) {
     const auto eight = plan_decode_step(find_preset(preset), kH200, {.tokens = 8});
     const auto batch = plan_decode_step(find_preset(preset), kH200, {.slots = 16});
     EXPECT_EQ(counts_of(*eight), counts) << preset << "\n" << eight->text();
-    EXPECT_EQ(eight->fused(), batch->fused()) << preset;
+    std::vector<std::string> layers = batch->fused();
+    for (std::string& one : layers)
+      if (one == "based::linear based::short_conv_step") one = "based::linear";
+    EXPECT_EQ(eight->fused(), layers) << preset;
   }
   for (const char* preset : {"based-360m", "based-1.4b"}) {
     const auto one_row = plan_decode_step(find_preset(preset), kH200, {.tokens = 1, .rows = StepRows::of_tokens});

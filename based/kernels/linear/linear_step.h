@@ -1,10 +1,11 @@
 // The Hopper linear kernel: the problems it supports, and its variants for decode steps, in which an RMS norm is fused into the layers
-// before and after it.
+// before and after it, and a short convolution into the layer before it.
 #pragma once
 #include <climits>
 #include <span>
 
 #include "based/kernels/common/gpu.h"
+#include "based/kernels/conv/short_conv.h"
 #include "based/kernels/linear/linear.h"
 
 namespace based::kernels {
@@ -65,13 +66,30 @@ struct NormBefore {
   int64_t parts = 0;
   float eps = 0;
 };
-struct JoinedNorm {
+// A step of a short convolution that gates, as a part of the layer whose outputs are its input and then its gate, and after a norm. The
+// sums of an output and its gate are rounded to bf16, as the layer stores them, so that the bits are those of two kernels.
+struct ConvAfter {
+  float* state = nullptr;                         // [slots, channels, 2], private to this launch: see ShortConv::state_is_private
+  const int64_t* slot = nullptr;                  // [rows]
+  const void *weight = nullptr, *bias = nullptr;  // [channels, 3] and [channels], bf16, constant; bias may be null
+  bool silu = true;
+};
+// What is joined to a layer.
+struct JoinedParts {
   NormBefore before;
   NormAfter after;
+  ConvAfter conv;
 };
 constexpr int64_t joined_norm_parts(int64_t width) { return ceil_div(width, kLinearOutputs); }
 constexpr int64_t joined_norm_squares(int64_t rows, int64_t width) {
   return ceil_div(rows, kLinearRows) * joined_norm_parts(width) * kLinearRows;
+}
+// Whether a layer, with outputs for both halves, can convolve. Where it needs larger tiles, a kernel of its own is faster (measured).
+inline bool linear_conv_supports(const Linear& p, const ShortConv& conv, const Gpu& gpu) {
+  return conv.taps == 3 && conv.state_is_private && conv.dtype == DType::bf16 && p.out == 2 * conv.channels && p.rows == conv.rows &&
+         conv.channels % 8 == 0 && conv.y_stride % 8 == 0 && aligned16(conv.y) &&
+         (p.rows <= kLinearRows || ceil_div(p.out, kLinearOutputs) * ceil_div(p.rows, kLinearRows) <= gpu.multiprocessors) &&
+         linear_swiglu_hopper_supports(p, gpu);
 }
 constexpr int kMostLayersAtOnce = 5;
 
@@ -79,6 +97,8 @@ namespace cuda {
 // Both require linear_hopper_supports() and y in bf16. In a layer after a norm, p.x is NormAfter::y of the layer before the norm.
 Status linear_before_norm(const Linear& p, const NormAfter& after, Queue queue);
 Status linear_swiglu_after_norm(const Linear& p, const NormBefore& before, Queue queue);
+// The outputs are the convolution's x and then its gate; p.y is not written. Requires linear_conv_supports() and slots.
+Status linear_conv_after_norm(const Linear& p, const ShortConv& conv, const NormBefore& before, Queue queue);
 // Up to kMostLayersAtOnce layers with the same x in one launch. They may differ only in weight, bias, out and y.
 Status linears_after_norm(std::span<const Linear> layers, const NormBefore& before, Queue queue);
 // Up to kMostLayersAtOnce layers of one row in one launch, on any GPU. All have the same types and satisfy linear_at_once_supports(). Each
@@ -95,6 +115,7 @@ Status linear_swiglu_sm90(const Linear&, Queue);
 struct LinearStepLaunchers {
   Status (*before_norm)(const Linear&, const NormAfter&, Queue);
   Status (*swiglu_after_norm)(const Linear&, const NormBefore&, Queue);
+  Status (*conv_after_norm)(const Linear&, const ShortConv&, const NormBefore&, Queue);
   Status (*layers_after_norm)(std::span<const Linear>, const NormBefore&, Queue);
   Status (*layers_of_one_row)(std::span<const Linear>, Queue);
 };

@@ -18,8 +18,6 @@ constexpr int kThreads = 128;
 constexpr int kPrefetched = 8, kWaves = 2, kShortestRun = 16;
 constexpr int resident_blocks(int taps) { return taps == 3 ? 7 : 6; }  // limited by registers
 
-__device__ __forceinline__ float activate(float x, bool silu) { return silu ? x * sigmoid(x) : x; }
-
 // The work of a thread. Each thread copies only the data that it reads itself, so no barrier is needed. `window` is a ring: a new input
 // replaces the oldest.
 template <typename T, int kTaps>

@@ -5,6 +5,8 @@
 
 namespace based::kernels::cuda::detail {
 
+__device__ __forceinline__ float activate(float x, bool silu) { return silu ? x * sigmoid(x) : x; }
+
 // Returns the row that contains `token`.
 __device__ __forceinline__ int64_t find_row(const int64_t* row_start, int64_t rows, int64_t token) {
   int64_t low = 0, high = rows - 1;

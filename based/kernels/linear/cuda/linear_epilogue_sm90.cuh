@@ -3,6 +3,7 @@
 #include "based/kernels/common/cuda/launch.h"
 #include "based/kernels/common/cuda/vectors.cuh"
 #include "based/kernels/common/cuda/wgmma.cuh"
+#include "based/kernels/conv/cuda/short_conv.cuh"
 #include "based/kernels/linear/linear_step.h"
 
 namespace based::kernels::cuda::detail {
@@ -10,13 +11,15 @@ namespace based::kernels::cuda::detail {
 constexpr int kGroup = 128;              // threads of a warpgroup
 constexpr int kUnitBytes = kGroup * 16;  // a unit of sums: 8 rows by kLinearOutputs, 16 bytes per thread
 
-// The result made from the sums: y; y after SwiGLU; or the residual stream plus the sums, prepared for a norm in the next layer
-// (NormAfter).
-enum class LinearForm { plain, swiglu, adds };
+// The result made from the sums: y; y after SwiGLU; y after a convolution and its gate (ConvAfter); or the residual stream plus the sums,
+// prepared for a norm in the next layer (NormAfter).
+enum class LinearForm { plain, swiglu, conv, adds };
+// Whether an output is made from two sums, the second of which is that of its gate.
+constexpr bool has_gates(LinearForm form) { return form == LinearForm::swiglu || form == LinearForm::conv; }
 
 #if BASED_HAS_WGMMA
 constexpr int kHeldUnits = 4;  // units whose residual values a thread prefetches into registers before their sums are complete
-constexpr int outputs_of(LinearForm form) { return form == LinearForm::swiglu ? kLinearOutputs / 2 : kLinearOutputs; }
+constexpr int outputs_of(LinearForm form) { return has_gates(form) ? kLinearOutputs / 2 : kLinearOutputs; }
 __device__ __forceinline__ void store_shared_float4(uint32_t address, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
@@ -48,6 +51,36 @@ __device__ __forceinline__ void exchange_fragments(const float4 (&sum)[kUnits], 
     accept(u, load_shared_float4(warp_scratch + u * kUnitBytes + 4 * (row * 16 + (column ^ (row / 2 % 2 * 8)))));
 }
 
+// Called by one warp: computes the scale 1 / rms of kRows rows from the tiles' sums of squares [tiles, kRows], added in the order of the
+// tiles, and stores it to scales [kRows] in shared memory.
+template <int kRows>
+__device__ __forceinline__ void compute_scales(const NormBefore& norm, const float* tiles, int64_t width, uint32_t scales) {
+  constexpr int kLanes = kRows / 4, kGroups = 32 / kLanes,
+                kInFlight = 32 / kGroups;  // lanes, with four rows each; tiles in flight per lane
+  const int lane = threadIdx.x % 32, group = lane / kLanes, row = lane % kLanes * 4;
+  const float* squares = tiles + row;
+  float4 sum = {};
+  for (int64_t first = group; first < norm.parts; first += 32) {
+    float4 part[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int64_t tile = first + i * kGroups;
+      part[i] = tile < norm.parts ? __ldcg(reinterpret_cast<const float4*>(squares + tile * kRows)) : float4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum.x += part[i].x, sum.y += part[i].y, sum.z += part[i].z, sum.w += part[i].w;
+  }
+#pragma unroll
+  for (int distance = 16; distance >= kLanes; distance /= 2) {
+    sum.x += __shfl_xor_sync(~0U, sum.x, distance), sum.y += __shfl_xor_sync(~0U, sum.y, distance);
+    sum.z += __shfl_xor_sync(~0U, sum.z, distance), sum.w += __shfl_xor_sync(~0U, sum.w, distance);
+  }
+  const float mean = 1 / static_cast<float>(width);
+  if (group == 0)
+    store_shared_float4(scales + row * 4, rsqrtf(fmaf(sum.x, mean, norm.eps)), rsqrtf(fmaf(sum.y, mean, norm.eps)),
+                        rsqrtf(fmaf(sum.z, mean, norm.eps)), rsqrtf(fmaf(sum.w, mean, norm.eps)));
+}
+
 // The values that a lane loads for the epilogue before the sums are complete.
 template <LinearForm kForm>
 struct EpilogueInputs {
@@ -59,17 +92,17 @@ struct EpilogueInputs {
   // first_out: the block's first output.
   __device__ __forceinline__ EpilogueInputs(const Linear& p, const NormAfter& norm, int first_out) {
     const int warp = static_cast<int>(threadIdx.x) % kGroup / 32, lane = static_cast<int>(threadIdx.x % 32);
-    out = kForm == LinearForm::swiglu ? first_out + warp * 8 + lane / 4
-                                      : first_out + warp * 16 + (kForm == LinearForm::adds ? lane % 4 * 4 : lane / 4);
+    out =
+        has_gates(kForm) ? first_out + warp * 8 + lane / 4 : first_out + warp * 16 + (kForm == LinearForm::adds ? lane % 4 * 4 : lane / 4);
     const bf16* b = static_cast<const bf16*>(p.bias) + out;
     if constexpr (kForm == LinearForm::adds) {
       if (out >= p.out) return;
       if (p.bias != nullptr) bias = *reinterpret_cast<const uint2*>(b);
       weight = *reinterpret_cast<const uint2*>(static_cast<const bf16*>(norm.weight) + out);
     } else {
-      const int64_t other = kForm == LinearForm::swiglu ? p.out / 2 : 8, end = kForm == LinearForm::swiglu ? p.out / 2 : p.out;
+      const int64_t other = has_gates(kForm) ? p.out / 2 : 8, end = has_gates(kForm) ? p.out / 2 : p.out;
       if (p.bias != nullptr && out < end) bias.x = *reinterpret_cast<const uint16_t*>(b);
-      if (p.bias != nullptr && (kForm == LinearForm::swiglu ? out : out + 8) < end) bias.y = *reinterpret_cast<const uint16_t*>(b + other);
+      if (p.bias != nullptr && (has_gates(kForm) ? out : out + 8) < end) bias.y = *reinterpret_cast<const uint16_t*>(b + other);
     }
   }
   // To be called after the products. The compiler would otherwise convert the values, and so wait for them, before the first product.
@@ -81,6 +114,68 @@ struct EpilogueInputs {
       const int64_t row = first_row + 8 * u + static_cast<int>(threadIdx.x) % 32 / 4;
       if (u < units && row < p.rows && out < p.out) residual[u] = __ldcg(reinterpret_cast<const float4*>(norm.x + row * p.out + out));
     }
+  }
+};
+
+// The convolution of a lane's output. A lane has two rows of each unit, and loads their states before the sums are complete.
+template <int kUnits>
+struct LaneConv {
+  const ConvAfter& conv;
+  const int rows;                     // rows from the lane's first unit on; 0: the layer has no such output
+  const int64_t* const row_slots;     // of these rows
+  char* const state;                  // that of slot 0
+  const uint32_t slot_bytes;          // from one slot to the next
+  uint32_t weight[3] = {}, bias = 0;  // bf16
+  uint32_t slot[kUnits][2] = {};
+  float2 inputs[kUnits][2] = {};  // the last two inputs of the rows
+
+  // `first_row`: of the lane's first unit; `out`: the lane's output.
+  __device__ __forceinline__ LaneConv(const ConvAfter& of_conv, const Linear& p, int first_row, int64_t out)
+      : conv(of_conv),
+        rows(out < p.out / 2 ? static_cast<int>(p.rows) - first_row : 0),
+        row_slots(conv.slot + first_row),
+        state(reinterpret_cast<char*>(conv.state) + out * sizeof(float2)),
+        slot_bytes(static_cast<uint32_t>(p.out / 2 * sizeof(float2))) {}
+  // Loads the states of `units` units; all slots first, since each load takes long.
+  __device__ __forceinline__ void load(int64_t out, int units) {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (u < units && row_of(u, i) < rows) slot[u][i] = static_cast<uint32_t>(row_slots[row_of(u, i)]);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (u < units && row_of(u, i) < rows) inputs[u][i] = *inputs_of(slot[u][i]);
+    }
+    if (rows <= 0) return;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) weight[i] = static_cast<const uint16_t*>(conv.weight)[3 * out + i];
+    if (conv.bias != nullptr) bias = static_cast<const uint16_t*>(conv.bias)[out];
+  }
+  // As EpilogueInputs::fence().
+  __device__ __forceinline__ void fence() {
+    asm volatile("" : "+r"(weight[0]), "+r"(weight[1]), "+r"(weight[2]), "+r"(bias)::"memory");
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u)
+      asm volatile("" : "+f"(inputs[u][0].x), "+f"(inputs[u][0].y), "+f"(inputs[u][1].x), "+f"(inputs[u][1].y)::"memory");
+  }
+  // y of the lane's row i of a unit, from the layer's output and its gate. Replaces the state.
+  __device__ __forceinline__ float convolve(int u, int i, float x, float gate) {
+    const float2 before = inputs[u][i];
+    x = to_float(from_float<bf16>(x)), gate = to_float(from_float<bf16>(gate));
+    float z = fmaf(low_float(weight[0]), before.x, low_float(bias));
+    z = fmaf(low_float(weight[1]), before.y, z), z = fmaf(low_float(weight[2]), x, z);
+    if (row_of(u, i) < rows) *inputs_of(slot[u][i]) = make_float2(before.y, x);
+    return activate(z, conv.silu) * gate;
+  }
+
+ private:
+  __device__ __forceinline__ static int row_of(int u, int i) { return 8 * u + static_cast<int>(threadIdx.x) % 4 * 2 + i; }
+  __device__ __forceinline__ float2* inputs_of(uint32_t in_slot) const {
+    return reinterpret_cast<float2*>(state + uint64_t{in_slot} * slot_bytes);
   }
 };
 #endif

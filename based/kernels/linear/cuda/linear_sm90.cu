@@ -105,7 +105,7 @@ __device__ __forceinline__ void multiply(float (&d)[kRows / 2], uint64_t weight,
 }
 
 template <class Tile, LinearForm kForm>
-struct LinearBlock {  // the block's part of the problem; with SwiGLU, 64 outputs are 32 outputs and their gates
+struct LinearBlock {  // the block's part of the problem; with gates, 64 outputs are 32 outputs and their gates
   static constexpr int kSlabs = Tile::kSlabs, kRows = Tile::kRows, kUnits = Tile::kGroupRows / 8;
   using Storage = LinearStorage<Tile>;
   // Byte offsets of the members of Storage.
@@ -144,7 +144,7 @@ struct LinearBlock {  // the block's part of the problem; with SwiGLU, 64 output
     for (int slab = 0; slab < kSlabs; ++slab) {
       const uint32_t stage = weights_address(r) + slab * Tile::kOutputs * 128;
       const int column = ((first_step + step) * kSlabs + slab) * kSlab;
-      if constexpr (kForm == LinearForm::swiglu) {
+      if constexpr (has_gates(kForm)) {
         load_pairs(stage, weights, column, first_out / 8, weights_full(r));
       } else {
         load_box(stage, weights, column, first_out, weights_full(r));
@@ -159,42 +159,13 @@ struct LinearBlock {  // the block's part of the problem; with SwiGLU, 64 output
   }
 };
 
-// Called by one warp: computes the scale 1 / rms of kRows rows from the tiles' sums of squares [tiles, kRows], added in the order of the
-// tiles, and stores it to scales [kRows] in shared memory.
-template <int kRows>
-__device__ __forceinline__ void compute_scales(const NormBefore& norm, const float* tiles, int64_t width, uint32_t scales) {
-  constexpr int kLanes = kRows / 4, kGroups = 32 / kLanes,
-                kInFlight = 32 / kGroups;  // lanes, with four rows each; tiles in flight per lane
-  const int lane = threadIdx.x % 32, group = lane / kLanes, row = lane % kLanes * 4;
-  const float* squares = tiles + row;
-  float4 sum = {};
-  for (int64_t first = group; first < norm.parts; first += 32) {
-    float4 part[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int64_t tile = first + i * kGroups;
-      part[i] = tile < norm.parts ? __ldcg(reinterpret_cast<const float4*>(squares + tile * kRows)) : float4{};
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum.x += part[i].x, sum.y += part[i].y, sum.z += part[i].z, sum.w += part[i].w;
-  }
-#pragma unroll
-  for (int distance = 16; distance >= kLanes; distance /= 2) {
-    sum.x += __shfl_xor_sync(~0U, sum.x, distance), sum.y += __shfl_xor_sync(~0U, sum.y, distance);
-    sum.z += __shfl_xor_sync(~0U, sum.z, distance), sum.w += __shfl_xor_sync(~0U, sum.w, distance);
-  }
-  const float mean = 1 / static_cast<float>(width);
-  if (group == 0)
-    store_shared_float4(scales + row * 4, rsqrtf(fmaf(sum.x, mean, norm.eps)), rsqrtf(fmaf(sum.y, mean, norm.eps)),
-                        rsqrtf(fmaf(sum.z, mean, norm.eps)), rsqrtf(fmaf(sum.w, mean, norm.eps)));
-}
-
 // The end of the layer, by the consumers. The partial sums of a cluster's blocks are added in a fixed order. Each block owns some of the
 // rows: it adds up their sums and turns them into the result. Without a cluster (kSplits = 1) y is stored directly from registers, and sums
 // that are added to the residual stream pass through shared memory, as with a cluster.
 template <typename Y, bool kScaled, int kSplits, class Tile, LinearForm kForm>
-__device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, const LinearBlock<Tile, kForm>& block, int group,
-                                       const float (&d)[LinearBlock<Tile, kForm>::kUnits * 4], EpilogueInputs<kForm>& inputs) {
+__device__ __forceinline__ void finish(const Linear& p, const JoinedParts& joined, const LinearBlock<Tile, kForm>& block, int group,
+                                       const float (&d)[LinearBlock<Tile, kForm>::kUnits * 4], EpilogueInputs<kForm>& inputs,
+                                       LaneConv<LinearBlock<Tile, kForm>::kUnits>& lane_conv) {
   constexpr bool kAdds = kForm == LinearForm::adds, kFromRegisters = kSplits == 1 && !kAdds;
   constexpr int kRows = Tile::kRows, kUnits = Tile::kGroupRows / 8, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
   constexpr int kBatch = kFromRegisters || kOwned < kHeldUnits ? kOwned : kHeldUnits;  // units that are reduced together
@@ -204,6 +175,7 @@ __device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, c
   const int split = block.split, group_row = block.group_row(group);
   const uint32_t thread_sums = block.sums_address(group) + thread * 16, scales = block.scales_address();
   const int64_t out = inputs.out;
+  const NormAfter& norm = joined.after;
   const float bias[4] = {low_float(inputs.bias.x), kAdds ? high_float(inputs.bias.x) : low_float(inputs.bias.y), low_float(inputs.bias.y),
                          high_float(inputs.bias.y)};  // the latter two in form `adds`
   const float norm_weight[4] = {low_float(inputs.weight.x), high_float(inputs.weight.x), low_float(inputs.weight.y),
@@ -276,9 +248,16 @@ __device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, c
         const float a[2] = {fmaf(sum[u].x, r.x, bias[0]), fmaf(sum[u].y, r.y, bias[0])};
         const float b[2] = {fmaf(sum[u].z, r.x, bias[1]), fmaf(sum[u].w, r.y, bias[1])};
         const int row = 8 * u + lane % 8;
-        if constexpr (kForm == LinearForm::swiglu) {
+        if constexpr (has_gates(kForm)) {
           const uint32_t address = tile + row * 64 + (warp ^ (row / 2 % 4)) * 16;
-          stmatrix_transposed(address, pack_bf16(a[0] * b[0] * sigmoid(b[0]), a[1] * b[1] * sigmoid(b[1])));
+          float y[2];
+          if constexpr (kForm == LinearForm::swiglu) {
+            y[0] = a[0] * b[0] * sigmoid(b[0]), y[1] = a[1] * b[1] * sigmoid(b[1]);
+          } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) y[i] = lane_conv.convolve(u, i, a[i], b[i]);
+          }
+          stmatrix_transposed(address, pack_bf16(y[0], y[1]));
         } else if constexpr (std::is_same_v<Y, float>) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
@@ -293,10 +272,10 @@ __device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, c
         }
       }
 
-      // Store the rows of the tile. Adjacent threads store adjacent outputs: eight each for SwiGLU, else four.
+      // Store the rows of the tile. Adjacent threads store adjacent outputs: eight each where there are gates, else four.
       if constexpr (std::is_same_v<Y, bf16>) {
         group_barrier(group);  // the tile is complete
-        constexpr bool kWide = kForm == LinearForm::swiglu;
+        constexpr bool kWide = has_gates(kForm);
         constexpr int kRowsPerStore = kWide ? 32 : 8;
         const int y_row = block.first_row + first_row, row = thread / (kWide ? 4 : 16);
         const int column = block.group_out(group) + (kWide ? thread % 4 * 8 : thread % 16 * 4);
@@ -336,7 +315,7 @@ constexpr int kThreads = Tile::kGroups* kGroup + 32 + 32 * kScaled;
 template <typename Y, LinearForm kForm, bool kScaled, class Tile>
 __global__ void __launch_bounds__(kThreads<Tile, kScaled>, Tile::kRows >= kLinearRows ? 1 : 2)
     many_rows(const __grid_constant__ Linear first_layer, const __grid_constant__ FusedLayers fused_layers,
-              const __grid_constant__ JoinedNorm norm, const __grid_constant__ LinearPlan plan,
+              const __grid_constant__ JoinedParts joined, const __grid_constant__ LinearPlan plan,
               const __grid_constant__ CUtensorMap first_weights, const __grid_constant__ CUtensorMap rows) {
 #if BASED_HAS_WGMMA
   extern __shared__ char memory[];
@@ -404,7 +383,7 @@ __global__ void __launch_bounds__(kThreads<Tile, kScaled>, Tile::kRows >= kLinea
       wait_for_earlier_kernels();
       constexpr int kSquaresRows = kRows < kLinearRows ? kRows : kLinearRows;
       for (int row = 0; row < kRows && (row == 0 || block.first_row + row < p.rows); row += kSquaresRows)
-        compute_scales<kSquaresRows>(norm.before, norm.before.squares + (block.first_row + row) * norm.before.parts, p.in,
+        compute_scales<kSquaresRows>(joined.before, joined.before.squares + (block.first_row + row) * joined.before.parts, p.in,
                                      block.scales_address() + row * 4);
       __syncwarp();  // the scales are complete
       return scales_are_ready<kGroups>();
@@ -414,11 +393,15 @@ __global__ void __launch_bounds__(kThreads<Tile, kScaled>, Tile::kRows >= kLinea
   // The consumers: load the epilogue's inputs, then multiply stage after stage.
   const int group = warp / (kGroup / 32);
   if (!p.weight_is_constant) wait_for_earlier_kernels();
-  EpilogueInputs<kForm> inputs(p, norm.after, block.group_out(group));
+  EpilogueInputs<kForm> inputs(p, joined.after, block.group_out(group));
+  const int owned = max(1, kUnits / plan.splits), owned_row = block.first_row + block.group_row(group) + block.split * owned * 8;
+  LaneConv<kUnits> lane_conv(joined.conv, p, owned_row, inputs.out);
+  if constexpr (kForm == LinearForm::conv) {
+    if (block.split < kUnits) lane_conv.load(inputs.out, owned);
+  }
   if constexpr (kForm == LinearForm::adds) {
-    const int owned = max(1, kUnits / plan.splits);
     wait_for_earlier_kernels();
-    inputs.prefetch_residual(p, norm.after, block.first_row + block.group_row(group) + block.split * owned * 8, min(owned, kHeldUnits));
+    inputs.prefetch_residual(p, joined.after, owned_row, min(owned, kHeldUnits));
   }
   float d[4 * kUnits];
   RingPlace weight, row;
@@ -443,17 +426,18 @@ __global__ void __launch_bounds__(kThreads<Tile, kScaled>, Tile::kRows >= kLinea
   }
   wgmma_wait<0>();
   accumulator_fence(d), inputs.fence();
+  if constexpr (kForm == LinearForm::conv) lane_conv.fence();
 
   wait_for_earlier_kernels();            // before this thread writes anything that earlier kernels read
   consumer_barrier<kGroups, kScaled>();  // all warps have finished reading the stages; their memory is reused for y or the sums
   if constexpr (Tile::kMaxSplits == 1) {
-    finish<Y, kScaled, 1>(p, norm.after, block, group, d, inputs);
+    finish<Y, kScaled, 1>(p, joined, block, group, d, inputs, lane_conv);
   } else {
     switch (plan.splits) {
-      case 1: return finish<Y, kScaled, 1>(p, norm.after, block, group, d, inputs);
-      case 2: return finish<Y, kScaled, 2>(p, norm.after, block, group, d, inputs);
-      case 4: return finish<Y, kScaled, 4>(p, norm.after, block, group, d, inputs);
-      default: return finish<Y, kScaled, 8>(p, norm.after, block, group, d, inputs);
+      case 1: return finish<Y, kScaled, 1>(p, joined, block, group, d, inputs, lane_conv);
+      case 2: return finish<Y, kScaled, 2>(p, joined, block, group, d, inputs, lane_conv);
+      case 4: return finish<Y, kScaled, 4>(p, joined, block, group, d, inputs, lane_conv);
+      default: return finish<Y, kScaled, 8>(p, joined, block, group, d, inputs, lane_conv);
     }
   }
 #else
@@ -497,8 +481,8 @@ LinearPlan make_plan(const Linear& p) {
   return plan;
 }
 
-Status describe_weights(CUtensorMap& map, const Linear& p, bool swiglu, int outputs) {
-  if (!swiglu) return describe_matrix(map, p.weight, p.out, p.in, p.weight_stride, outputs);
+Status describe_weights(CUtensorMap& map, const Linear& p, bool with_gates, int outputs) {
+  if (!with_gates) return describe_matrix(map, p.weight, p.out, p.in, p.weight_stride, outputs);
   const int64_t width = p.out / 2, row = p.weight_stride * 2;
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(p.in), 8, 2, static_cast<cuuint64_t>(width / 8)};
   const cuuint64_t strides[3] = {static_cast<cuuint64_t>(row), static_cast<cuuint64_t>(width * row), static_cast<cuuint64_t>(8 * row)};
@@ -508,7 +492,7 @@ Status describe_weights(CUtensorMap& map, const Linear& p, bool swiglu, int outp
 using Layers = std::span<const Linear>;  // the layers of one launch
 
 template <typename Y, LinearForm kForm, bool kScaled, class Tile>
-Status run(Layers layers, const JoinedNorm& norm, Queue queue) {
+Status run(Layers layers, const JoinedParts& joined, Queue queue) {
   const Linear& p = layers[0];
   Linear all = p;
   FusedLayers fused_layers;
@@ -520,7 +504,7 @@ Status run(Layers layers, const JoinedNorm& norm, Queue queue) {
   }
   const LinearPlan plan = make_plan<Tile>(all);
   CUtensorMap weights, rows;
-  if (const Status s = describe_weights(weights, p, kForm == LinearForm::swiglu, Tile::kOutputs); !s.ok()) return s;
+  if (const Status s = describe_weights(weights, p, has_gates(kForm), Tile::kOutputs); !s.ok()) return s;
   if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, Tile::kRows); !s.ok()) return s;
   auto* kernel = many_rows<Y, kForm, kScaled, Tile>;
   const int shared = plan.end_offset + Tile::kEndBytes + 1024;
@@ -528,13 +512,13 @@ Status run(Layers layers, const JoinedNorm& norm, Queue queue) {
   const auto blocks = static_cast<unsigned>(ceil_div(all.out, Tile::kOutputs) * plan.splits);
   const Launch launch{dim3(blocks, static_cast<unsigned>(ceil_div(p.rows, Tile::kRows))), kThreads<Tile, kScaled>, shared,
                       static_cast<unsigned>(plan.splits)};
-  return launch_overlapped(kernel, launch, queue, p, fused_layers, norm, plan, weights, rows);
+  return launch_overlapped(kernel, launch, queue, p, fused_layers, joined, plan, weights, rows);
 }
 
 template <typename Y, LinearForm kForm, bool kScaled = false>
-Status choose_rows(Layers layers, const JoinedNorm& norm, Queue queue) {
+Status choose_rows(Layers layers, const JoinedParts& joined, Queue queue) {
   const int64_t rows = layers[0].rows;
-  if constexpr (std::is_same_v<Y, bf16> && kForm != LinearForm::adds) {
+  if constexpr (std::is_same_v<Y, bf16> && kForm != LinearForm::adds && kForm != LinearForm::conv) {
     // Larger tiles where small ones would need more than one block per multiprocessor, and the larger ones do not.
     const auto blocks = [&](int outputs, int block_rows) {
       int64_t tiles = 0;
@@ -543,15 +527,15 @@ Status choose_rows(Layers layers, const JoinedNorm& norm, Queue queue) {
     };
     if (rows > kLinearRows && blocks(kLinearOutputs, kLinearRows) > multiprocessors()) {
       if (blocks(2 * kLinearOutputs, kLinearRows) <= multiprocessors())
-        return run<Y, kForm, kScaled, LinearTile<kLinearRows, 2 * kLinearOutputs>>(layers, norm, queue);
-      return run<Y, kForm, kScaled, LinearTile<2 * kLinearRows, 2 * kLinearOutputs>>(layers, norm, queue);
+        return run<Y, kForm, kScaled, LinearTile<kLinearRows, 2 * kLinearOutputs>>(layers, joined, queue);
+      return run<Y, kForm, kScaled, LinearTile<2 * kLinearRows, 2 * kLinearOutputs>>(layers, joined, queue);
     }
   }
-  if (rows <= 8) return run<Y, kForm, kScaled, LinearTile<8>>(layers, norm, queue);
-  if (rows <= 16) return run<Y, kForm, kScaled, LinearTile<16>>(layers, norm, queue);
-  if (rows <= 32) return run<Y, kForm, kScaled, LinearTile<32>>(layers, norm, queue);
-  return rows <= 64 ? run<Y, kForm, kScaled, LinearTile<64>>(layers, norm, queue)
-                    : run<Y, kForm, kScaled, LinearTile<128>>(layers, norm, queue);
+  if (rows <= 8) return run<Y, kForm, kScaled, LinearTile<8>>(layers, joined, queue);
+  if (rows <= 16) return run<Y, kForm, kScaled, LinearTile<16>>(layers, joined, queue);
+  if (rows <= 32) return run<Y, kForm, kScaled, LinearTile<32>>(layers, joined, queue);
+  return rows <= 64 ? run<Y, kForm, kScaled, LinearTile<64>>(layers, joined, queue)
+                    : run<Y, kForm, kScaled, LinearTile<128>>(layers, joined, queue);
 }
 
 }  // namespace
@@ -566,20 +550,29 @@ Status linear_swiglu_sm90(const Linear& p, Queue queue) { return choose_rows<bf1
 }  // namespace detail
 
 Status linear_before_norm(const Linear& p, const NormAfter& after, Queue queue) {
-  return detail::choose_rows<detail::bf16, detail::LinearForm::adds>({&p, 1}, {{}, after}, queue);
+  return detail::choose_rows<detail::bf16, detail::LinearForm::adds>({&p, 1}, {{}, after, {}}, queue);
 }
 
 Status linears_after_norm(std::span<const Linear> layers, const NormBefore& previous, Queue queue) {
-  return detail::choose_rows<detail::bf16, detail::LinearForm::plain, true>(layers, {previous, {}}, queue);
+  return detail::choose_rows<detail::bf16, detail::LinearForm::plain, true>(layers, {previous, {}, {}}, queue);
 }
 
 Status linear_swiglu_after_norm(const Linear& p, const NormBefore& previous, Queue queue) {
-  return detail::choose_rows<detail::bf16, detail::LinearForm::swiglu, true>({&p, 1}, {previous, {}}, queue);
+  return detail::choose_rows<detail::bf16, detail::LinearForm::swiglu, true>({&p, 1}, {previous, {}, {}}, queue);
+}
+
+Status linear_conv_after_norm(const Linear& p, const ShortConv& conv, const NormBefore& previous, Queue queue) {
+  if (conv.slot == nullptr) return {"linear_conv_after_norm: the rows must have slots"};
+  Linear layer = p;
+  layer.y = conv.y, layer.y_stride = conv.y_stride;
+  const ConvAfter after{conv.state, conv.slot, conv.weight, conv.bias, conv.silu};
+  return detail::choose_rows<detail::bf16, detail::LinearForm::conv, true>({&layer, 1}, {previous, {}, after}, queue);
 }
 
 namespace {
 const DefineLaunchers<LinearStepLaunchers> kLaunchers(Device::cuda, {.before_norm = linear_before_norm,
                                                                      .swiglu_after_norm = linear_swiglu_after_norm,
+                                                                     .conv_after_norm = linear_conv_after_norm,
                                                                      .layers_after_norm = linears_after_norm,
                                                                      .layers_of_one_row = linears_of_one_row});
 }
