@@ -61,7 +61,7 @@ FAMILIES = {
     "attention": {"pair_attention"},
     "conv": {"pair_attention"},
     "delta_rule": {"linear"},
-    "linear": set(),
+    "linear": {"conv"},
     "linear_attention": {"pair_attention"},
     "norm": set(),
     "pair_attention": {"training"},

@@ -74,7 +74,7 @@ struct ConvAfter {
   const void *weight = nullptr, *bias = nullptr;  // [channels, 3] and [channels], bf16, constant; bias may be null
   bool silu = true;
 };
-// What is joined to a layer.
+// The parts of other operators that a layer computes.
 struct JoinedParts {
   NormBefore before;
   NormAfter after;

@@ -122,7 +122,7 @@ template <int kUnits>
 struct LaneConv {
   const ConvAfter& conv;
   const int rows;                     // rows from the lane's first unit on; 0: the layer has no such output
-  const int64_t* const row_slots;     // of these rows
+  const int64_t* const row_slots;     // the slots of these rows
   char* const state;                  // that of slot 0
   const uint32_t slot_bytes;          // from one slot to the next
   uint32_t weight[3] = {}, bias = 0;  // bf16
