@@ -383,9 +383,15 @@ struct HeadWarp {
 };
 #endif
 
-// The heads of a row are divided among `blocks_per_row` blocks.
-template <int kSteps, int kStages>
-__global__ void __launch_bounds__(32 * kMaxWarps, kSteps <= 4 ? 2 : 1)
+// The blocks of the streamed kernel that fit on a multiprocessor.
+constexpr int resident_blocks(int steps, int warps) {
+  if (warps < kMaxWarps) return 3;
+  return steps <= 4 ? 2 : 1;
+}
+
+// The heads of a row are divided among `blocks_per_row` blocks of up to kWarps warps.
+template <int kSteps, int kStages, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, resident_blocks(kSteps, kWarps))
     step_streamed(const __grid_constant__ CausalAttentionStep p, const int blocks_per_row) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(256) char memory[];
@@ -481,12 +487,13 @@ auto* choose(const CausalAttentionStep& p) {
   return vector ? choose_lanes<T, R, true>(p.head_dim) : choose_lanes<T, R, false>(p.head_dim);
 }
 
-template <int kSteps, int kStages>
+template <int kSteps, int kStages, int kWarps = kMaxWarps>
 Status launch_streamed(const CausalAttentionStep& p, const StreamedPlan& plan, Queue queue) {
   const int shared = plan.warps * warp_bytes<kSteps, kStages>() + kRotationBytes;
-  if (const cudaError_t e = allow_shared_memory(step_streamed<kSteps, kStages>, shared); e != cudaSuccess) return status_of(e);
+  auto* kernel = step_streamed<kSteps, kStages, kWarps>;
+  if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
   const auto blocks = static_cast<unsigned>(p.rows * plan.blocks_per_row), threads = static_cast<unsigned>(32 * plan.warps);
-  return launch_overlapped(step_streamed<kSteps, kStages>, {blocks, threads, shared}, queue, p, plan.blocks_per_row);
+  return launch_overlapped(kernel, {blocks, threads, shared}, queue, p, plan.blocks_per_row);
 }
 
 template <int kSteps, int kStages>
@@ -501,7 +508,8 @@ Status launch_streamed(const CausalAttentionTokens& p, const StreamedPlan& plan,
 template <int kSteps, class Problem>
 Status stream_rows(const Problem& p, const StreamedPlan& plan, Queue queue) {
   if constexpr (std::is_same_v<Problem, CausalAttentionStep>) {
-    if (p.capacity <= kTileKeys) return launch_streamed<kSteps, 1>(p, plan, queue);
+    if (p.capacity <= kTileKeys)
+      return plan.warps <= 8 ? launch_streamed<kSteps, 1, 8>(p, plan, queue) : launch_streamed<kSteps, 1>(p, plan, queue);
   }
   return plan.warps <= 4 ? launch_streamed<kSteps, 4>(p, plan, queue) : launch_streamed<kSteps, 2>(p, plan, queue);
 }
