@@ -383,7 +383,7 @@ struct HeadWarp {
 };
 #endif
 
-// The blocks of the streamed kernel that fit on a multiprocessor.
+// The number of blocks of the streamed kernel that must fit on a multiprocessor, which limits its registers.
 constexpr int resident_blocks(int steps, int warps) {
   if (warps < kMaxWarps) return 3;
   return steps <= 4 ? 2 : 1;
