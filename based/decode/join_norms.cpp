@@ -57,19 +57,16 @@ std::vector<size_t> readers_of(const std::vector<Unit>& units, size_t at, const 
   return readers;
 }
 
-// The step of a convolution right after a layer that can compute it; null: there is none, or another operator reads the layer's outputs.
-const kernels::ShortConv* convolution_after(const std::vector<Unit>& units, size_t at, const Gpu& gpu) {
-  const ConvParts* conv = at + 1 < units.size() && units[at + 1].kernel != nullptr ? units[at + 1].kernel->convolution() : nullptr;
+// The step of a convolution right after a layer that can compute it; none where another operator reads the layer's outputs.
+std::optional<kernels::ShortConv> convolution_after(const std::vector<Unit>& units, size_t at, const Effects& effects, const Gpu& gpu) {
+  if (at + 1 >= units.size() || units[at + 1].kernel == nullptr) return {};
+  const std::optional<ConvParts> conv = units[at + 1].kernel->convolution();
   const LinearParts& layer = *linear_of(units[at]);
   const Linear& p = layer.arguments;
-  if (conv == nullptr || !kernels::linear_conv_supports(p, conv->arguments, gpu)) return nullptr;
-  const Span &outputs = layer.y, &x = conv->x, &gate = conv->gate;
-  const bool halves = x.storage == outputs.storage && x.begin == outputs.begin && gate.storage == outputs.storage &&
-                      gate.begin == x.begin + p.out && conv->arguments.x_stride == p.y_stride && conv->arguments.gate_stride == p.y_stride;
-  if (!halves) return nullptr;
-  for (size_t i = 0; i < units.size(); ++i)
-    if (i != at + 1 && overlap(outputs, units[i].reads)) return nullptr;
-  return &conv->arguments;
+  if (!conv || !kernels::linear_conv_supports(p, conv->arguments, gpu)) return {};
+  const bool halves = conv->spans.are_halves_of(layer.y, 2 * conv->arguments.channels) && conv->arguments.x_stride == p.y_stride &&
+                      conv->arguments.gate_stride == p.y_stride;
+  return halves && effects.is_only_for(at + 1, layer.y) ? std::optional(conv->arguments) : std::nullopt;
 }
 
 }  // namespace
@@ -106,8 +103,8 @@ std::vector<NormJoin> find_norm_joins(const std::vector<Unit>& units, const Gpu&
   return found;
 }
 
-std::vector<JoinedLaunch> join_norms(const std::vector<Unit>& units, const std::vector<NormJoin>& joins, const Gpu& gpu, at::Device device,
-                                     Tensor& memory) {
+std::vector<JoinedLaunch> join_norms(const std::vector<Unit>& units, const std::vector<NormJoin>& joins, const Effects& effects,
+                                     const Gpu& gpu, at::Device device, Tensor& memory) {
   int64_t z_bytes = 0, squares_bytes = 0;
   for (const NormJoin& join : joins) {
     const Linear& layer = linear_of(units[join.layer])->arguments;
@@ -132,7 +129,7 @@ std::vector<JoinedLaunch> join_norms(const std::vector<Unit>& units, const std::
         launches.push_back({{join.readers[i++]}, [gated, before](Queue queue) { return launch_swiglu_after_norm(gated, before, queue); }});
         continue;
       }
-      if (const kernels::ShortConv* conv = convolution_after(units, join.readers[i], gpu)) {
+      if (const auto conv = convolution_after(units, join.readers[i], effects, gpu)) {
         Linear projection = reader.arguments;
         projection.x = z;
         launches.push_back({{join.readers[i], join.readers[i] + 1}, [projection, conv = *conv, before](Queue queue) {

@@ -26,7 +26,7 @@ struct JoinedLaunch {
 };
 // `memory` receives the intermediate values between the halves. All norms of a step share it, since each norm's values are read before the
 // next norm writes.
-std::vector<JoinedLaunch> join_norms(const std::vector<Unit>& units, const std::vector<NormJoin>& joins, const Gpu& gpu, at::Device device,
-                                     Tensor& memory);
+std::vector<JoinedLaunch> join_norms(const std::vector<Unit>& units, const std::vector<NormJoin>& joins, const Effects& effects,
+                                     const Gpu& gpu, at::Device device, Tensor& memory);
 
 }  // namespace based::decode

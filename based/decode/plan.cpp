@@ -53,10 +53,10 @@ Plan::Plan(Trace& trace, const Gpu& gpu, at::Device device, NodesBetween nodes, 
   const bool is_one_sequence = options.tokens > 1 || std::any_of(units_.begin(), units_.end(),
                                                                  [](const Unit& unit) { return unit.kernel && unit.kernel->rows() == 1; });
   if (options.fusion == Fusion::all) {
-    is_one_sequence ? plan_programs(effects, gpu, device, options.tokens) : plan_joins(gpu, device);
+    is_one_sequence ? plan_programs(effects, gpu, device, options.tokens) : plan_joins(effects, gpu, device);
     plan_chains(effects, gpu);
   }
-  if (options.fusion == Fusion::layers) plan_joins(gpu, device);
+  if (options.fusion == Fusion::layers) plan_joins(effects, gpu, device);
   if (options.fusion != Fusion::none) plan_layers(gpu);
   for (size_t i = 0; i < units_.size(); ++i) {
     const bool own = forms_[i] == StageForm::early_reads || forms_[i] == StageForm::deferred_state;
@@ -97,13 +97,13 @@ void Plan::plan_programs(const Effects& effects, const Gpu& gpu, at::Device devi
   }
 }
 
-void Plan::plan_joins(const Gpu& gpu, at::Device device) {
+void Plan::plan_joins(const Effects& effects, const Gpu& gpu, at::Device device) {
   std::vector<std::string> reasons;
   const std::vector<NormJoin> joins = find_norm_joins(units_, gpu, reasons);
   for (size_t i = 0; i < units_.size(); ++i)
     if (!reasons[i].empty()) reasons_[i] = reasons[i];
   if (joins.empty()) return;
-  for (JoinedLaunch& joined : join_norms(units_, joins, gpu, device, memory_.emplace_back()))
+  for (JoinedLaunch& joined : join_norms(units_, joins, effects, gpu, device, memory_.emplace_back()))
     put_stage({StageForm::fused, std::move(joined.units), std::move(joined.launch)});
 }
 

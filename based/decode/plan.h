@@ -70,7 +70,7 @@ class Plan {
  private:
   void collect(Trace& trace, size_t call, NodesBetween nodes);
   void plan_programs(const Effects& effects, const Gpu& gpu, at::Device device, int64_t tokens);
-  void plan_joins(const Gpu& gpu, at::Device device);
+  void plan_joins(const Effects& effects, const Gpu& gpu, at::Device device);
   void plan_layers(const Gpu& gpu);
   void plan_chains(const Effects& effects, const Gpu& gpu);
   bool is_free(size_t unit) const;  // whether it has a kernel and no other stage contains it

@@ -13,40 +13,36 @@ using kernels::ShortConv;
 
 // Makes the layer that computes the convolution's input and gate an instruction that also convolves. Returns whether it did. `rows`: of the
 // step, of which a sequence has one for each of its tokens.
-bool join_layer(Planned& before, const kernels::ShortConvTokens& tokens, int64_t rows, const ConvParts& parts, const StepLimits& limits) {
+bool join_layer(Planned& before, const kernels::ShortConvTokens& tokens, int64_t rows, const ConvSpans& spans, const StepLimits& limits) {
   const ShortConv& p = tokens.step;
   const kernels::Linear& layer = before.step.arguments.linear.linear;
   if (before.step.kind != kernels::StepKind::linear || layer.out != 2 * p.channels || rows != limits.tokens || tokens.padding != 0)
     return false;
   if (p.dtype != DType::bf16 || p.taps != 3 || !p.state_is_private || p.channels % 8 != 0) return false;
   if (rows > 1 && (p.x_stride != layer.out || p.gate_stride != layer.out)) return false;
-  const Span &output = before.outputs[0], &x = parts.x, &gate = parts.gate;
-  const bool halves =
-      x.storage == output.storage && x.begin == output.begin && gate.storage == output.storage && gate.begin == x.begin + 2 * p.channels;
-  if (!halves || kernels::ceil_div(p.channels, limits.gpu.multiprocessors) > kernels::kStepBiased) return false;
+  if (!spans.are_halves_of(before.outputs[0], 2 * p.channels) ||
+      kernels::ceil_div(p.channels, limits.gpu.multiprocessors) > kernels::kStepBiased)
+    return false;
   if (!kernels::aligned16(p.state) || !kernels::aligned16(p.weight) || !kernels::aligned16(p.bias)) return false;
   before.step.kind = kernels::StepKind::conv;
   before.step.arguments.linear.conv = tokens;
   before.step.out_stride = static_cast<int32_t>(p.channels);
-  append(before.early, {parts.weight, parts.bias, parts.state});
-  before.outputs.insert(before.outputs.begin(), parts.y);
-  before.states = {parts.state};
+  append(before.early, {spans.weight, spans.bias, spans.state});
+  before.outputs.insert(before.outputs.begin(), spans.y);
+  before.states = {spans.state};
   return true;
 }
 constexpr const char* kNoLayer = "does not follow the layer that computes its input and gate";
 
 class ConvKernel final : public StateKernel<ShortConv> {
  public:
-  explicit ConvKernel(ConvParts parts)
-      : StateKernel(parts.arguments, {{parts.weight, parts.bias, parts.slots}, {parts.state}}), parts_(std::move(parts)) {}
+  ConvKernel(const ShortConv& arguments, ConvSpans spans)
+      : StateKernel(arguments, {{spans.weight, spans.bias, spans.slots}, {spans.state}}), spans_(std::move(spans)) {}
 
-  bool read_early(const Effects& effects, size_t unit) override {
-    return parts_.arguments.state_is_private = StateKernel::read_early(effects, unit);
-  }
-  const ConvParts* convolution() const override { return &parts_; }
+  std::optional<ConvParts> convolution() const override { return ConvParts{arguments_, spans_}; }
 
   bool join_instruction(Planned& before, const StepLimits& limits) const override {
-    return join_layer(before, {arguments_}, rows(), parts_, limits);
+    return join_layer(before, {arguments_}, rows(), spans_, limits);
   }
   std::optional<Planned> instruction(const StepLimits&, std::string& why) const override {
     why = kNoLayer;
@@ -54,16 +50,16 @@ class ConvKernel final : public StateKernel<ShortConv> {
   }
 
  private:
-  ConvParts parts_;
+  ConvSpans spans_;
 };
 
 class ConvTokensKernel final : public TokensKernel<kernels::ShortConvTokens, &ShortConv::state_is_private> {
  public:
-  ConvTokensKernel(const kernels::ShortConvTokens& arguments, int64_t rows, ConvParts parts)
-      : TokensKernel(arguments, rows, {{parts.weight, parts.bias, parts.slots}, {parts.state}}), parts_(std::move(parts)) {}
+  ConvTokensKernel(const kernels::ShortConvTokens& arguments, int64_t rows, ConvSpans spans)
+      : TokensKernel(arguments, rows, {{spans.weight, spans.bias, spans.slots}, {spans.state}}), spans_(std::move(spans)) {}
 
   bool join_instruction(Planned& before, const StepLimits& limits) const override {
-    return join_layer(before, arguments_, rows(), parts_, limits);
+    return join_layer(before, arguments_, rows(), spans_, limits);
   }
   std::optional<Planned> instruction(const StepLimits&, std::string& why) const override {
     why = kNoLayer;
@@ -71,7 +67,7 @@ class ConvTokensKernel final : public TokensKernel<kernels::ShortConvTokens, &Sh
   }
 
  private:
-  ConvParts parts_;
+  ConvSpans spans_;
 };
 
 // Whether the kernels read these tensors; else why not. `whole`: tensors that must be contiguous, where they are defined.
@@ -89,8 +85,9 @@ std::unique_ptr<StepKernel> lower_short_conv(const Operands& call, std::string& 
                slots = call.tensor(6), y = call.result();
   if (!can_be_read(x, gate, {weight, bias, state, slots}, why)) return nullptr;
   const ops::ShortConvStep step{{x, weight, ops::if_defined(bias), ops::if_defined(gate), call.flag(4)}, state, slots};
-  return std::make_unique<ConvKernel>(ConvParts{ops::short_conv_step_arguments(step, y), call.span(x), call.span(gate), call.span(weight),
-                                                call.span(bias), call.span(state), call.span(slots), call.span(y)});
+  return std::make_unique<ConvKernel>(
+      ops::short_conv_step_arguments(step, y),
+      ConvSpans{call.span(x), call.span(gate), call.span(weight), call.span(bias), call.span(state), call.span(slots), call.span(y)});
 }
 
 std::unique_ptr<StepKernel> lower_conv_tokens(const Operands& call, std::string& why) {
@@ -99,10 +96,9 @@ std::unique_ptr<StepKernel> lower_conv_tokens(const Operands& call, std::string&
   if (!can_be_read(x, gate, {weight, bias, state, slots}, why)) return nullptr;
   const ops::OptionalTensor given_bias = ops::if_defined(bias), given_gate = ops::if_defined(gate);
   const ops::ShortConvTokens in{{x, weight, given_bias, given_gate, call.flag(4)}, state, slots, kept, call.integer(8)};
-  const kernels::ShortConvTokens arguments = ops::short_conv_tokens_arguments(in, y);
-  return std::make_unique<ConvTokensKernel>(arguments, x.size(0),
-                                            ConvParts{arguments.step, call.span(x), call.span(gate), call.span(weight), call.span(bias),
-                                                      call.span(state), call.span(slots), call.span(y)});
+  return std::make_unique<ConvTokensKernel>(
+      ops::short_conv_tokens_arguments(in, y), x.size(0),
+      ConvSpans{call.span(x), call.span(gate), call.span(weight), call.span(bias), call.span(state), call.span(slots), call.span(y)});
 }
 
 constexpr Lowering kShortConvLowerings[] = {{"based::short_conv_step", lower_short_conv}, {"based::short_conv_tokens", lower_conv_tokens}};

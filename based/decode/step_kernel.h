@@ -39,9 +39,16 @@ struct LinearParts {
   Span x, weight, bias, y;
 };
 // A step of a short convolution.
+struct ConvSpans {
+  Span x, gate, weight, bias, state, slots, y;
+  // Whether x and the gate are the first and the second half of each row of a layer's outputs. `bytes`: of half a row.
+  bool are_halves_of(const Span& outputs, int64_t bytes) const {
+    return x.storage == outputs.storage && x.begin == outputs.begin && gate.storage == outputs.storage && gate.begin == x.begin + bytes;
+  }
+};
 struct ConvParts {
   kernels::ShortConv arguments;
-  Span x, gate, weight, bias, state, slots, y;
+  ConvSpans spans;
 };
 // A function of each number of x.
 struct ActivationParts {
@@ -77,8 +84,8 @@ class StepKernel {
   virtual StepChain absorb_predecessors(std::span<const StepKernel* const> /*before*/, const Gpu&) const { return {}; }
   virtual const NormParts* norm() const { return nullptr; }
   virtual const LinearParts* linear() const { return nullptr; }
-  virtual const ConvParts* convolution() const { return nullptr; }
   virtual const ActivationParts* activation() const { return nullptr; }
+  virtual std::optional<ConvParts> convolution() const { return {}; }
 };
 
 // A call's arguments and results, in the order of the operator's schema.

@@ -18,19 +18,25 @@ const void* key_of(const Tensor& state) {
 
 }  // namespace
 
+Tensor StateJournal::rows_for(const Tensor& state, int64_t tokens) {
+  Kept& kept = memory_[key_of(state)];
+  kept.state = state;
+  if (!kept.copies.defined() || kept.copies.size(0) < tokens - 1) {
+    std::vector<int64_t> shape = state.sizes().vec();
+    shape[0] = std::max(tokens, most_tokens_) - 1;
+    kept.copies = torch::empty(shape, state.options());
+  }
+  return kept.copies;
+}
+
 void StateJournal::keep(const std::vector<Tensor>& states, const Pass& pass, size_t round) {
   if (round + 1 >= pass.rounds().size()) return;
   const Slots& slots = pass.rounds()[round + 1].pass->slots();  // the other sequences have no later token
-  if (pass.rounds()[0].rows == 1) {
-    const std::vector<Tensor> memory = memory_for(states, static_cast<int64_t>(pass.rounds().size()));
-    for (size_t i = 0; i < states.size(); ++i) {
-      Tensor to = memory[i].narrow(0, static_cast<int64_t>(round), 1);
-      at::index_select_out(to, states[i], 0, slots);
-    }
-    return;
-  }
+  const bool is_one_sequence = pass.rounds()[0].rows == 1;
   for (const Tensor& state : states) {
     Kept& kept = kept_[{key_of(state), round}];
+    if (is_one_sequence)
+      kept = {state, rows_for(state, static_cast<int64_t>(pass.rounds().size())).narrow(0, static_cast<int64_t>(round), 1)};
     if (kept.copies.defined() && kept.copies.size(0) == slots.size(0))
       at::index_select_out(kept.copies, state, 0, slots);
     else
@@ -41,16 +47,9 @@ void StateJournal::keep(const std::vector<Tensor>& states, const Pass& pass, siz
 std::vector<Tensor> StateJournal::memory_for(const std::vector<Tensor>& states, int64_t tokens) {
   std::vector<Tensor> all;
   for (const Tensor& state : states) {
-    const void* key = key_of(state);
-    memory_[key].state = state;
-    Tensor& memory = memory_[key].copies;
-    if (!memory.defined() || memory.size(0) < tokens - 1) {
-      std::vector<int64_t> shape = state.sizes().vec();
-      shape[0] = std::max(tokens, most_tokens_) - 1;
-      memory = torch::empty(shape, state.options());
-    }
-    for (int64_t round = 0; round + 1 < tokens; ++round) kept_[{key, static_cast<size_t>(round)}] = {state, memory.narrow(0, round, 1)};
-    all.push_back(memory);
+    all.push_back(rows_for(state, tokens));
+    for (int64_t round = 0; round + 1 < tokens; ++round)
+      kept_[{key_of(state), static_cast<size_t>(round)}] = {state, all.back().narrow(0, round, 1)};
   }
   return all;
 }

@@ -33,11 +33,14 @@ class StateJournal {
  private:
   struct Kept {
     Tensor state;   // the tensor itself, written in place by later rounds
-    Tensor copies;  // [sequences that have a later token, …]; in memory_: [tokens, …] of one sequence
+    Tensor copies;  // [sequences that have a later token, …]; in memory_: [tokens − 1 or more, …] of one sequence
   };
+  // The memory of a state of one sequence, [tokens − 1 or more, …].
+  Tensor rows_for(const Tensor& state, int64_t tokens);
+
   int64_t most_tokens_;
   std::map<std::pair<const void*, size_t>, Kept> kept_;  // by the tensor's memory and the round
-  std::map<const void*, Kept> memory_;                   // from memory_for(), by the address of the state
+  std::map<const void*, Kept> memory_;                   // from rows_for(), by the address of the state
 };
 
 // A step of several tokens of one sequence, for operators that read them all: its slot, int64 [1]; the number of tokens, which are the

@@ -16,7 +16,8 @@ namespace {
 using namespace detail;
 
 using StreamedPlan = StreamedAttentionPlan;
-constexpr int kMaxWarps = StreamedPlan::kMaxWarps, kTileKeys = StreamedPlan::kTileKeys, kRotationBytes = StreamedPlan::kRotationBytes;
+constexpr int kMaxWarps = StreamedPlan::kMaxWarps, kFewWarps = kMaxWarps / 2, kTileKeys = StreamedPlan::kTileKeys,
+              kRotationBytes = StreamedPlan::kRotationBytes;
 constexpr float kLog2E = 1.44269504088896341F;  // log2(e): weights are computed by exp2f
 
 // Launch shape of the plain kernel.
@@ -509,7 +510,7 @@ template <int kSteps, class Problem>
 Status stream_rows(const Problem& p, const StreamedPlan& plan, Queue queue) {
   if constexpr (std::is_same_v<Problem, CausalAttentionStep>) {
     if (p.capacity <= kTileKeys)
-      return plan.warps <= 8 ? launch_streamed<kSteps, 1, 8>(p, plan, queue) : launch_streamed<kSteps, 1>(p, plan, queue);
+      return plan.warps <= kFewWarps ? launch_streamed<kSteps, 1, kFewWarps>(p, plan, queue) : launch_streamed<kSteps, 1>(p, plan, queue);
   }
   return plan.warps <= 4 ? launch_streamed<kSteps, 4>(p, plan, queue) : launch_streamed<kSteps, 2>(p, plan, queue);
 }

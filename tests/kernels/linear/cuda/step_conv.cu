@@ -16,17 +16,11 @@ struct ConvProblem {
   bool with_bias, silu;
 };
 
-Buffer upload(const void* values, int64_t bytes) {
-  Buffer to(bytes);
-  check(cudaMemcpy(to.as(), values, static_cast<size_t>(bytes), cudaMemcpyHostToDevice), "upload");
-  return to;
-}
-
 // Slots in another order than the rows; one is left out.
 Buffer some_slots(int64_t rows) {
   std::vector<int64_t> slots;
   for (int64_t row = 0; row < rows; ++row) slots.push_back(rows - row);
-  return upload(slots.data(), rows * 8);
+  return upload(slots);
 }
 
 void verify_case(Report& report, const ConvProblem& problem) {
@@ -40,7 +34,7 @@ void verify_case(Report& report, const ConvProblem& problem) {
                conv_bias = random_buffer(channels, DType::bf16, 1, 5), slots = some_slots(rows);
   std::vector<float> squares;
   for (int64_t i = 0; i < kernels::joined_norm_squares(rows, width); ++i) squares.push_back(40 + static_cast<float>(i % 29));
-  const Buffer squares_there = upload(squares.data(), static_cast<int64_t>(squares.size()) * 4);
+  const Buffer squares_there = upload_floats(squares);
   const kernels::NormBefore before{squares_there.as<float>(), parts, 1e-5F};
   struct Found {
     std::vector<double> y, state;

@@ -10,12 +10,6 @@ using kernels::DType;
 
 constexpr int64_t kTokens = 8, kValues = 200;
 
-Buffer upload(const std::vector<int64_t>& values) {
-  Buffer to(static_cast<int64_t>(values.size() * sizeof(int64_t)));
-  check(cudaMemcpy(to.as(), values.data(), values.size() * sizeof(int64_t), cudaMemcpyHostToDevice), "upload");
-  return to;
-}
-
 void verify_case(Report& report, int64_t accepted) {
   std::vector<int64_t> tokens, drafts;
   for (int64_t i = 0; i < kTokens; ++i) tokens.push_back(100 + i);
