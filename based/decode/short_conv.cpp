@@ -36,8 +36,8 @@ constexpr const char* kNoLayer = "does not follow the layer that computes its in
 
 class ConvKernel final : public StateKernel<ShortConv> {
  public:
-  ConvKernel(const ShortConv& arguments, ConvSpans spans)
-      : StateKernel(arguments, {{spans.weight, spans.bias, spans.slots}, {spans.state}}), spans_(std::move(spans)) {}
+  ConvKernel(const ShortConv& arguments, const ConvSpans& spans)
+      : StateKernel(arguments, {{spans.weight, spans.bias, spans.slots}, {spans.state}}), spans_(spans) {}
 
   std::optional<ConvParts> convolution() const override { return ConvParts{arguments_, spans_}; }
 
@@ -55,8 +55,8 @@ class ConvKernel final : public StateKernel<ShortConv> {
 
 class ConvTokensKernel final : public TokensKernel<kernels::ShortConvTokens, &ShortConv::state_is_private> {
  public:
-  ConvTokensKernel(const kernels::ShortConvTokens& arguments, int64_t rows, ConvSpans spans)
-      : TokensKernel(arguments, rows, {{spans.weight, spans.bias, spans.slots}, {spans.state}}), spans_(std::move(spans)) {}
+  ConvTokensKernel(const kernels::ShortConvTokens& arguments, int64_t rows, const ConvSpans& spans)
+      : TokensKernel(arguments, rows, {{spans.weight, spans.bias, spans.slots}, {spans.state}}), spans_(spans) {}
 
   bool join_instruction(Planned& before, const StepLimits& limits) const override {
     return join_layer(before, arguments_, rows(), spans_, limits);
