@@ -172,18 +172,35 @@ TEST_P(Sample, TakesTheSmallestOfEqualsAndTellsWhatIsNotFinite) {
   }
 }
 
+// Vocabularies and rows that do not end with whole vectors of a GPU's loads.
+TEST_P(Sample, FindsTheLargestOfTheLastTokens) {
+  for (const int64_t vocab : {8, 257, 8195, 8200})
+    for (const int64_t stride : {vocab, (vocab + 7) / 8 * 8})
+      for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+        const int64_t rows = std::min<int64_t>(vocab, 24);
+        const Tensor logits = at::zeros({rows, stride}, at::dtype(type).device(GetParam())).narrow(1, 0, vocab);
+        logits.narrow(1, vocab - rows, rows).fill_diagonal_(5);
+        const Tensor expected = at::arange(vocab - rows, vocab, at::kLong);
+        for (const Choice& choice : {Choice{0}, Choice{1, 1}, Choice{0.01, 100}, Choice{0.01}, Choice{0, 0, 1, 0, 1.1}}) {
+          const Tensor token = drawn(logits, options(rows, vocab, choice, GetParam())).cpu();
+          EXPECT_TRUE(at::equal(token, expected)) << vocab << ' ' << stride << ' ' << choice.temperature << ' ' << choice.top_k << token;
+        }
+      }
+}
+
 TEST(SampleKernels, GiveTheSameTokensOnCpuAndOn_cuda) {
   BASED_NEEDS(at::kCUDA);
   torch::manual_seed(43);
-  const Tensor logits = random({64, 5003}, at::kFloat, 4);
-  for (const Choice& choice : {Choice{0}, Choice{1}, Choice{0.7, 40}, Choice{1.3, 0, 0.9}, Choice{1, 0, 1, 0.05},
-                               Choice{0.8, 100, 0.8, 0.02}, Choice{0.8, 100, 0.8, 0.02, 1.2}}) {
-    const SampleOptions on_cpu = options(64, 5003, choice), on_gpu = options(64, 5003, choice, at::kCUDA);
-    on_cpu.seen.fill_(0x5a5a5a5a), on_gpu.seen.fill_(0x5a5a5a5a);
-    const Tensor here = drawn(logits, on_cpu), there = drawn(logits.cuda(), on_gpu).cpu();
-    // A sum that lands next to the threshold may fall on either side.
-    EXPECT_GE((here == there).sum().item<int64_t>(), 63) << choice.temperature << ' ' << choice.top_k << ' ' << choice.top_p;
-  }
+  const Tensor different = random({64, 5003}, at::kFloat, 4), many_equal = (different / 4).round() * 4;
+  for (const Tensor& logits : {different, many_equal})
+    for (const Choice& choice : {Choice{0}, Choice{1}, Choice{0.7, 40}, Choice{1.3, 0, 0.9}, Choice{1, 0, 1, 0.05},
+                                 Choice{0.8, 100, 0.8, 0.02}, Choice{0.8, 100, 0.8, 0.02, 1.2}}) {
+      const SampleOptions on_cpu = options(64, 5003, choice), on_gpu = options(64, 5003, choice, at::kCUDA);
+      on_cpu.seen.fill_(0x5a5a5a5a), on_gpu.seen.fill_(0x5a5a5a5a);
+      const Tensor here = drawn(logits, on_cpu), there = drawn(logits.cuda(), on_gpu).cpu();
+      // A sum that lands next to the threshold may fall on either side.
+      EXPECT_GE((here == there).sum().item<int64_t>(), 63) << choice.temperature << ' ' << choice.top_k << ' ' << choice.top_p;
+    }
 }
 
 TEST(SampleKernels, ErrorsNameOperatorArgumentAndValue) {

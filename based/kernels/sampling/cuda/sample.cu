@@ -1,8 +1,11 @@
 // A block samples a row, which it copies to shared memory where it fits; the penalty is applied whenever a logit is read. Top-k and top-p
-// keep the logits above a threshold, which is found without sorting: logits are mapped to integers of the same order, and the integer is
-// determined bit by bit from the count (top-k) or the sum of probabilities (top-p) of the logits at or above it. With top-k, the largest
-// logits of the threads give a lower bound of the threshold, and only the few logits above that bound are listed and searched. A short list
-// is searched by one warp in registers: the time of a search step is that of a reduction, which for integers is one warp instruction.
+// keep the logits above a threshold. With top-k, the largest logits of the threads give a lower bound of the threshold, and only the few
+// logits above that bound are listed. Each logit of a short list is compared with all others at once: it is kept if few enough are larger,
+// and if these have little enough probability. Without such a list the threshold is searched: logits are mapped to integers of the same
+// order, and the integer is determined bit by bit from the count (top-k) or the sum of probabilities (top-p) of the logits at or above it.
+#include <algorithm>
+#include <cfloat>
+
 #include "based/kernels/sampling/sampling.h"
 
 #include "based/kernels/common/cuda/launch.h"
@@ -22,50 +25,53 @@ __device__ __forceinline__ uint32_t ordered(float x) {
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000U;
 }
 __device__ __forceinline__ float value_of(uint32_t key) { return __uint_as_float(key >> 31 != 0 ? key & 0x7fffffffU : ~key); }
+// The smallest finite logit with at least this key: such logits are kept, -inf is not.
+__device__ __forceinline__ float least_finite(uint32_t key) { return value_of(max(key, ordered(-FLT_MAX))); }
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
   return a;
 }
 
+// The larger of each two elements, NaN where one is NaN.
 template <typename T, int kCount>
-__device__ __forceinline__ void to_floats(const Elements<T, kCount>& unit, float (&x)[kCount]) {
+__device__ __forceinline__ Elements<T, kCount> larger_of(const Elements<T, kCount>& a, const Elements<T, kCount>& b) {
+  Elements<T, kCount> most;
+  if constexpr (sizeof(T) == 2 && kCount % 2 == 0) {  // two elements an instruction
+    uint32_t x[kCount / 2], y[kCount / 2];
+    memcpy(x, &a, sizeof x), memcpy(y, &b, sizeof y);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] = to_float(unit.x[i]);
-}
-template <int kCount>
-__device__ __forceinline__ float largest_of(const float (&x)[kCount]) {
-  float most = x[0];
+    for (int i = 0; i < kCount / 2; ++i) asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(x[i]) : "r"(y[i]));
+    memcpy(&most, x, sizeof x);
+  } else {
 #pragma unroll
-  for (int i = 1; i < kCount; ++i) most = max_or_nan(most, x[i]);
+    for (int i = 0; i < kCount; ++i) most.x[i] = from_float<T>(max_or_nan(to_float(a.x[i]), to_float(b.x[i])));
+  }
   return most;
 }
 template <typename T, int kCount>
 __device__ __forceinline__ float largest_of(const Elements<T, kCount>& unit) {
-  if constexpr (sizeof(T) == 2 && kCount % 2 == 0) {  // two elements an instruction
-    uint32_t pair[kCount / 2];
-    memcpy(pair, &unit, sizeof pair);
+  if constexpr (kCount > 1) {
+    Elements<T, kCount / 2> low, high;
 #pragma unroll
-    for (int i = 1; i < kCount / 2; ++i) asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(pair[0]) : "r"(pair[i]));
-    return max_or_nan(low_float(pair[0]), high_float(pair[0]));
+    for (int i = 0; i < kCount / 2; ++i) low.x[i] = unit.x[i], high.x[i] = unit.x[kCount / 2 + i];
+    return largest_of(larger_of(low, high));
   } else {
-    float x[kCount];
-    to_floats(unit, x);
-    return largest_of(x);
+    return to_float(unit.x[0]);
   }
 }
 
 struct Options {  // the options of a row
-  float temperature, top_p, min_p, penalty;
+  float temperature, inverse_temperature, top_p, min_p, penalty;
   int64_t top_k;
-  uint64_t key;
-  __device__ __forceinline__ Options(const Sample& p, int64_t row) : Options(p, row, p.options_row(row)) {}
-  __device__ __forceinline__ Options(const Sample& p, int64_t row, int64_t at)
+  uint64_t seed, key = 0;
+  __device__ __forceinline__ Options(const Sample& p, int64_t at)
       : temperature(p.temperature[at]),
+        inverse_temperature(1 / temperature),
         top_p(p.top_p[at]),
         min_p(p.min_p[at]),
         penalty(p.penalty[at]),
         top_k(p.top_k[at]),
-        key(sample_key(static_cast<uint64_t>(p.seed[at]), static_cast<uint64_t>(p.position[row]))) {}
+        seed(static_cast<uint64_t>(p.seed[at])) {}
   __device__ __forceinline__ bool keeps_top(int64_t vocab) const { return top_k > 0 && top_k < vocab; }
 };
 
@@ -124,55 +130,73 @@ __device__ __forceinline__ PrefixSum prefix_sum(int value) {
 template <typename T, int kCount>
 struct Row {
   const T* logits;
-  int64_t vocab;
+  int vocab;
   float penalty;
   const uint32_t* seen;  // null: no penalty
 
-  __device__ __forceinline__ void penalise(int64_t w, float (&x)[kCount]) const {
-    if (seen == nullptr) return;
-    const uint32_t marks = seen[w / 32] >> (w % 32);  // kCount divides 32
+  __device__ __forceinline__ Elements<T, kCount> unit(int w) const { return *reinterpret_cast<const Elements<T, kCount>*>(logits + w); }
+  __device__ __forceinline__ float at(int w) const {
+    const float x = to_float(logits[w]);
+    return seen != nullptr && sample_is_seen(seen, w) ? sample_penalised(x, penalty) : x;
+  }
+  // The largest of the kCount logits at w after the penalty. The loop is not unrolled, since few rows have a penalty.
+  __device__ __forceinline__ float largest_penalised(int w) const {
+    float most = -INFINITY;
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) most = max_or_nan(most, at(w + i));
+    return most;
+  }
+  // Calls body(token, logit) for the thread's logits.
+  template <typename Body>
+  __device__ __forceinline__ void each(const Body& body) const {
+    for (int w = threadIdx.x * kCount; w < vocab; w += kThreads * kCount) {
+      const auto x = unit(w);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if ((marks >> i & 1) != 0) x[i] = sample_penalised(x[i], penalty);
+      for (int i = 0; i < kCount; ++i) {
+        const bool penalised = seen != nullptr && sample_is_seen(seen, w + i);
+        body(static_cast<uint32_t>(w) + i, penalised ? sample_penalised(to_float(x.x[i]), penalty) : to_float(x.x[i]));
+      }
     }
   }
-  // The largest of the kCount logits at w, after the penalty.
-  __device__ __forceinline__ float largest(int64_t w, const Elements<T, kCount>& unit) const {
-    if (seen == nullptr) return largest_of(unit);
-    float x[kCount];
-    to_floats(unit, x), penalise(w, x);
-    return largest_of(x);
-  }
-  // Calls body(token, logit) for the thread's logits. Groups of kCount logits that are all below `least` are skipped.
+  // Calls body(token) for those of the thread's logits that are at least `least`, which is finite. Few are: the body is in the code once.
   template <typename Body>
-  __device__ __forceinline__ void each(const Body& body, float least = -INFINITY) const {
-    for (int64_t w = threadIdx.x * kCount; w < vocab; w += kThreads * kCount) {
-      const auto unit = *reinterpret_cast<const Elements<T, kCount>*>(logits + w);
-      if (largest(w, unit) < least) continue;
-      float x[kCount];
-      to_floats(unit, x), penalise(w, x);
+  __device__ __forceinline__ void each_above(float least, const Body& body) const {
+    constexpr int kBatch = 8, kStride = kThreads * kCount;
+    for (int start = threadIdx.x * kCount; start < vocab; start += kBatch * kStride) {
+      uint32_t units = 0;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) body(static_cast<uint32_t>(w) + i, x[i]);
+      for (int i = 0; i < kBatch; ++i) {
+        const int w = start + i * kStride;
+        if (w < vocab && (seen == nullptr ? largest_of(unit(w)) : largest_penalised(w)) >= least) units |= 1U << i;
+      }
+      for (; units != 0; units &= units - 1) {
+        const int w = start + (__ffs(static_cast<int>(units)) - 1) * kStride;
+        const auto x = unit(w);
+        uint32_t above = 0;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) above |= static_cast<uint32_t>(to_float(x.x[i]) >= least) << i;
+        if (seen != nullptr) {
+          above = 0;
+#pragma unroll 1
+          for (int i = 0; i < kCount; ++i) above |= static_cast<uint32_t>(at(w + i) >= least) << i;
+        }
+        for (; above != 0; above &= above - 1) body(static_cast<uint32_t>(w + __ffs(static_cast<int>(above)) - 1));
+      }
     }
   }
 };
 
 // A list of candidate logits of a row in shared memory.
-constexpr int kMaxListed = 1792;  // so that two blocks of 50,304 bf16 logits fit on a multiprocessor
 struct List {
-  const float* logit;
-  const uint32_t* token;
+  static constexpr int kMax = 1792;  // so that two blocks of 50,304 bf16 logits fit on a multiprocessor
+  float logit[kMax];
+  uint32_t token[kMax];
   int count;
   template <typename Body>
   __device__ __forceinline__ void each(const Body& body) const {
     for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) body(token[i], logit[i]);
   }
 };
-
-__device__ __forceinline__ float share_of(float whole, float share) { return whole * share; }
-__device__ __forceinline__ uint64_t share_of(uint64_t whole, float share) {
-  return static_cast<uint64_t>(ceil(static_cast<double>(whole) * static_cast<double>(share)));
-}
 
 // Candidates that all threads of the block search.
 template <typename Source>
@@ -202,47 +226,6 @@ struct BlockCandidates {
   __device__ __forceinline__ void each(const Body& body) const {
     source.each(body);
   }
-  static __device__ __forceinline__ Best best(const Best& mine) { return best_of_block(mine); }
-};
-
-// Candidates that one warp searches in registers. Weights are rounded to multiples of 2^-38, so that their sums are exact.
-struct WarpCandidates {
-  static constexpr int kMax = 256, kEach = kMax / 32;
-  uint32_t key[kEach], token[kEach];
-  uint64_t weights[kEach];
-
-  __device__ __forceinline__ WarpCandidates(const List& list, float top, float inverse_temperature) {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int at = 32 * i + static_cast<int>(threadIdx.x);
-      const bool exists = at < list.count;
-      const float x = exists ? list.logit[at] : -INFINITY;
-      key[i] = exists ? ordered(x) : 0, token[i] = exists ? list.token[at] : kNoToken;
-      weights[i] = __float2ull_rn(__expf((x - top) * inverse_temperature) * 0x1p38F);
-    }
-  }
-  __device__ __forceinline__ uint32_t count(uint32_t least) const {
-    uint32_t mine = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) mine += key[i] >= least;
-    return __reduce_add_sync(~0U, mine);
-  }
-  __device__ __forceinline__ uint64_t weight(uint32_t least) const {
-    uint64_t mine = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) mine += key[i] >= least ? weights[i] : 0;
-    constexpr int kBits = 21;  // a lane's sum fits into 2 · kBits bits
-    const uint32_t low = __reduce_add_sync(~0U, static_cast<uint32_t>(mine) & ((1U << kBits) - 1));
-    return (uint64_t{__reduce_add_sync(~0U, static_cast<uint32_t>(mine >> kBits))} << kBits) + low;
-  }
-  template <typename Body>
-  __device__ __forceinline__ void each(const Body& body) const {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (key[i] != 0) body(token[i], value_of(key[i]));
-    }
-  }
-  static __device__ __forceinline__ Best best(const Best& mine) { return best_of_warp(mine); }
 };
 
 // Draws a token; returned to every thread that calls it.
@@ -250,12 +233,11 @@ template <typename Candidates>
 __device__ __forceinline__ uint32_t draw(const Options& o, int64_t vocab, const Candidates& candidates, float top, int last_bit) {
   uint32_t least = 0;
   if (o.keeps_top(vocab)) {
-    using Count = decltype(candidates.count(0));
-    least = largest_key(0, last_bit, [&](uint32_t key) { return candidates.count(key) >= static_cast<Count>(o.top_k); });
+    least = largest_key(0, last_bit, [&](uint32_t key) { return candidates.count(key) >= static_cast<float>(o.top_k); });
   }
   if (o.min_p > 0) least = max(least, ordered(top + o.temperature * logf(o.min_p)));
   if (o.top_p < 1) {
-    const auto enough = share_of(candidates.weight(least), o.top_p);
+    const float enough = candidates.weight(least) * o.top_p;
     least = largest_key(least, last_bit, [&](uint32_t key) { return candidates.weight(key) >= enough; });
   }
   Best drawn, most_likely;  // most_likely is the result where rounding leaves no candidate
@@ -264,49 +246,181 @@ __device__ __forceinline__ uint32_t draw(const Options& o, int64_t vocab, const 
     if (ordered(x) < least || isinf(x)) return;
     drawn.update((x - top) / o.temperature + sample_gumbel(sample_bits(o.key, w)), w);
   });
-  drawn = candidates.best(drawn);
-  return drawn.token != kNoToken ? drawn.token : candidates.best(most_likely).token;
+  drawn = best_of_block(drawn);
+  return drawn.token != kNoToken ? drawn.token : best_of_block(most_likely).token;
 }
 
 // Lists the logits with a key of at least `key`, in the order of the threads that read them. Returns false if there are too many.
 template <typename Source>
 __device__ __forceinline__ bool list_above(const Source& source, uint32_t key, List& list) {
-  __shared__ float logits[kMaxListed];
-  __shared__ uint32_t tokens[kMaxListed];
   int mine = 0;
-  source.each([&](uint32_t, float x) { mine += ordered(x) >= key; }, value_of(key));
+  source.each_above(least_finite(key), [&](uint32_t) { ++mine; });
   const PrefixSum sum = prefix_sum(mine);
-  if (sum.total > kMaxListed) return false;
+  if (sum.total > List::kMax) return false;
   int at = sum.before;
-  if (mine > 0) {
-    const auto add = [&](uint32_t w, float x) {
-      if (ordered(x) >= key) logits[at] = x, tokens[at++] = w;
-    };
-    source.each(add, value_of(key));
-  }
+  if (mine > 0) source.each_above(least_finite(key), [&](uint32_t w) { list.logit[at] = source.at(w), list.token[at++] = w; });
+  if (threadIdx.x == 0) list.count = sum.total;
   __syncthreads();
-  list = {logits, tokens, sum.total};
   return true;
 }
 
-// Returns the largest logit of this thread, or NaN if it has one. Where kCount > 1 it also copies the row to `copy`.
-template <typename T, int kCount>
-__device__ __forceinline__ float read_row(const T* logits, T* copy, const Row<T, kCount>& row) {
-  const bool whole_units = reinterpret_cast<uintptr_t>(logits) % (kCount * sizeof(T)) == 0;
-  float most = -INFINITY;
-#pragma unroll 8
-  for (int64_t w = threadIdx.x * kCount; w < row.vocab; w += kThreads * kCount) {
-    Elements<T, kCount> unit;
-    if (whole_units && w + kCount <= row.vocab) {
-      unit = *reinterpret_cast<const Elements<T, kCount>*>(logits + w);
-    } else {
+// The k-th largest key of the threads, k <= kThreads.
+__device__ __forceinline__ uint32_t key_of_threads(uint32_t mine, int64_t k, int last_bit) {
+  return largest_key(0, last_bit, [&](uint32_t key) { return __syncthreads_count(mine >= key) >= k; });
+}
+
+// A short list in shared memory, each candidate of which is compared with all others at once. Weights are rounded to multiples of 2^-38, so
+// that their sums are exact in any order.
+struct ShortList {
+  static constexpr int kMax = 128, kThreadsEach = 4, kThreadsOfAll = kMax * kThreadsEach;
+  static constexpr int kGroups = 128, kThreadsOfGroup = kThreads / kGroups, kMostKept = kGroups / 2;
+  static constexpr uint64_t kExcluded = ~uint64_t{0};
+  alignas(16) uint32_t group[kGroups];  // the largest keys of groups of threads, whose last bits are replaced so that none are equal
+  uint32_t key[kMax], token[kMax];
+  float score[kMax];
+  uint64_t weight[kMax];
+  uint64_t larger[kMax];  // the sum of the weights of larger candidates, or kExcluded by top-k or min-p
+  int count;
+  uint32_t least;
+
+  __device__ __forceinline__ void set_groups(uint32_t key_of_thread) {
+    const uint32_t of = threadIdx.x / kThreadsOfGroup;
+    uint32_t most = key_of_thread;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) unit.x[i] = w + i < row.vocab ? logits[w + i] : from_float<T>(-INFINITY);
-    }
-    if constexpr (kCount > 1) *reinterpret_cast<Elements<T, kCount>*>(copy + w) = unit;
-    most = max_or_nan(most, row.largest(w, unit));
+    for (int distance = 1; distance < kThreadsOfGroup; distance *= 2) most = max(most, __shfl_xor_sync(~0U, most, distance));
+    group[of] = most / kGroups * kGroups + of, count = 0;
   }
-  return most;
+  // Lists the logits that are no less than the k-th largest of the groups', rounded down: the k largest logits and a few more, k <=
+  // kMostKept. `mine` is the largest logit of the thread. Needs a barrier after set_groups(). Returns false if there are too many.
+  template <typename Source>
+  __device__ __forceinline__ bool fill(const Source& source, float mine, int64_t k) {
+    const uint4* quads = reinterpret_cast<const uint4*>(group);
+    const uint32_t my_group = group[threadIdx.x / kThreadsOfGroup];
+    int above = 0;
+#pragma unroll
+    for (int i = 0; i < kGroups / 4 / kThreadsOfGroup; ++i) {
+      const uint4 other = quads[i * kThreadsOfGroup + threadIdx.x % kThreadsOfGroup];
+      above += (other.x > my_group) + (other.y > my_group) + (other.z > my_group) + (other.w > my_group);
+    }
+#pragma unroll
+    for (int distance = 1; distance < kThreadsOfGroup; distance *= 2) above += __shfl_xor_sync(~0U, above, distance);
+    if (above == k - 1) least = my_group / kGroups * kGroups;
+    __syncthreads();
+    const float bound = least_finite(least);
+    if (mine >= bound) {
+      source.each_above(bound, [&](uint32_t w) {
+        if (const int at = atomicAdd(&count, 1); at < kMax) token[at] = w;
+      });
+    }
+    __syncthreads();
+    return count <= kMax;
+  }
+
+  // Draws a token; returned to the first warp. Half of the threads compare candidates while others compute their scores.
+  template <typename Source>
+  __device__ __forceinline__ uint32_t draw(const Source& source, const Options& o, float top) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < kThreadsOfAll) {
+      compare(source, o, top);
+    } else if (const int i = thread - kThreadsOfAll; i < count) {
+      score[i] = (source.at(token[i]) - top) / o.temperature + sample_gumbel(sample_bits(o.key, token[i]));
+    }
+    __syncthreads();
+    if (thread >= 32) return kNoToken;
+    uint64_t larger_weight[kMax / 32], whole = 0;
+#pragma unroll
+    for (int i = 0; i < kMax / 32; ++i) {
+      const int at = 32 * i + thread;
+      larger_weight[i] = at < count ? larger[at] : kExcluded;
+      whole += larger_weight[i] != kExcluded ? weight[at] : 0;
+    }
+    const double share = static_cast<double>(sum_over_warp(whole)) * static_cast<double>(o.top_p);
+    const uint64_t enough = o.top_p < 1 ? static_cast<uint64_t>(ceil(share)) : kExcluded;
+    Best drawn;
+#pragma unroll
+    for (int i = 0; i < kMax / 32; ++i) {
+      if (larger_weight[i] < enough) drawn.update(score[32 * i + thread], token[32 * i + thread]);
+    }
+    drawn = best_of_warp(drawn);
+    if (drawn.token != kNoToken) return drawn.token;
+    Best most_likely;  // the result where rounding leaves no candidate
+    for (int at = thread; at < count; at += 32) most_likely.update(value_of(key[at]), token[at]);
+    return best_of_warp(most_likely).token;
+  }
+
+ private:
+  // Computes the candidates' weights, and of each the number and the weight of those that are larger.
+  template <typename Source>
+  __device__ __forceinline__ void compare(const Source& source, const Options& o, float top) {
+    const int thread = static_cast<int>(threadIdx.x), i = thread / kThreadsEach;
+    if (thread < count) {
+      const float x = source.at(token[thread]);
+      key[thread] = ordered(x), weight[thread] = __float2ull_rn(__expf((x - top) * o.inverse_temperature) * 0x1p38F);
+    }
+    asm volatile("bar.sync 1, %0;" ::"n"(kThreadsOfAll) : "memory");
+    const uint32_t my_key = key[i];
+    const int others = i < count ? count : 0;
+    uint64_t larger_weight = 0;
+    int larger_count = 0;
+#pragma unroll 4
+    for (int j = thread % kThreadsEach; j < others; j += kThreadsEach) {
+      const bool is_larger = key[j] > my_key;
+      larger_count += is_larger, larger_weight += is_larger ? weight[j] : 0;
+    }
+#pragma unroll
+    for (int distance = 1; distance < kThreadsEach; distance *= 2) {
+      larger_count += __shfl_xor_sync(~0U, larger_count, distance);
+      larger_weight += __shfl_xor_sync(~0U, larger_weight, distance);
+    }
+    if (thread % kThreadsEach != 0 || i >= count) return;
+    const bool kept = larger_count < o.top_k && (o.min_p <= 0 || my_key >= ordered(top + o.temperature * logf(o.min_p)));
+    larger[i] = kept ? larger_weight : kExcluded;
+  }
+  static __device__ __forceinline__ uint64_t sum_over_warp(uint64_t mine) {
+    constexpr int kBits = 21;  // a lane's sum fits into 2 · kBits bits
+    const uint32_t low = __reduce_add_sync(~0U, static_cast<uint32_t>(mine) & ((1U << kBits) - 1));
+    return (uint64_t{__reduce_add_sync(~0U, static_cast<uint32_t>(mine >> kBits))} << kBits) + low;
+  }
+};
+
+// Returns the largest logit of this thread, or NaN if it has one. Where kCount > 1 it also copies the row to `copy`. kBatch units are
+// requested at once.
+template <typename T, int kCount, int kBatch>
+__device__ __forceinline__ float read_row(const T* logits, T* copy, const Row<T, kCount>& row) {
+  constexpr int kStride = kThreads * kCount;
+  const bool aligned = reinterpret_cast<uintptr_t>(logits) % (kCount * sizeof(T)) == 0;
+  const int whole = aligned ? row.vocab / kCount * kCount : 0;  // logits that are read in units
+  Elements<T, kCount> most;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) most.x[i] = from_float<T>(-INFINITY);
+  float most_penalised = -INFINITY;
+  const auto take = [&](int w, const Elements<T, kCount>& unit) {
+    if constexpr (kCount > 1) *reinterpret_cast<Elements<T, kCount>*>(copy + w) = unit;
+    if (row.seen == nullptr) {
+      most = larger_of(most, unit);
+    } else {
+      most_penalised = max_or_nan(most_penalised, row.largest_penalised(w));
+    }
+  };
+  for (int start = threadIdx.x * kCount; start < whole; start += kBatch * kStride) {
+    Elements<T, kCount> units[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (const int w = start + i * kStride; w < whole) units[i] = *reinterpret_cast<const Elements<T, kCount>*>(logits + w);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (start + i * kStride < whole) take(start + i * kStride, units[i]);
+    }
+  }
+  for (int w = whole / kStride * kStride + threadIdx.x * kCount; w < row.vocab; w += kStride) {  // each thread's own units, as in each()
+    if (w < whole) continue;
+    Elements<T, kCount> unit;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) unit.x[i] = w + i < row.vocab ? logits[w + i] : from_float<T>(-INFINITY);
+    take(w, unit);
+  }
+  return max_or_nan(most_penalised, largest_of(most));
 }
 
 // Writes the marks of a row of consecutive tokens: those before the step, and the drafts before this row.
@@ -320,54 +434,57 @@ __device__ __forceinline__ void copy_marks(const Sample& p, int64_t row, uint32_
   __syncthreads();
 }
 
-// With kCount 1 the row is read from global memory each time. kBlocks: blocks of a multiprocessor. Two need registers that the search of a
-// list spills, but of more rows than multiprocessors one block's latencies overlap with the other's.
+// With kCount 1 the row is read from global memory each time. kBlocks: blocks of a multiprocessor. Two have few registers, but of more rows
+// than multiprocessors one block's latencies overlap with the other's.
 template <typename T, int kCount, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) sample_rows(const __grid_constant__ Sample p) {
   extern __shared__ __align__(16) unsigned char row_memory[];
   __shared__ float shared[32];
-  overlap_kernels();
+  __shared__ __align__(16) unsigned char list_memory[std::max(sizeof(List), sizeof(ShortList))];
+  List& list = *reinterpret_cast<List*>(list_memory);
+  ShortList& short_list = *reinterpret_cast<ShortList*>(list_memory);
+  let_next_kernel_start();
   const int64_t row = blockIdx.x;
-  const Options o(p, row);
+  Options o(p, p.options_row(row));
+  wait_for_earlier_kernels();
+  o.key = sample_key(o.seed, static_cast<uint64_t>(p.position[row]));
   const T* logits = static_cast<const T*>(p.logits) + row * p.logits_stride;
   T* copy = reinterpret_cast<T*>(row_memory);
   uint32_t* marks = p.seen + row * sample_seen_words(p.vocab);
   if (p.seen_before != nullptr) copy_marks(p, row, marks);
-  const Row<T, kCount> all{kCount > 1 ? copy : logits, p.vocab, o.penalty, o.penalty == 1 ? nullptr : marks};
-  const float mine = read_row(logits, copy, all);
+  const Row<T, kCount> all{kCount > 1 ? copy : logits, static_cast<int>(p.vocab), o.penalty, o.penalty == 1 ? nullptr : marks};
+  constexpr int kBatch = kBlocks == 1 ? 8 : 2;
+  const float mine = read_row<T, kCount, kBatch>(logits, copy, all);
+  short_list.set_groups(ordered(mine));
   const float top = value_of(best_of_block({ordered(mine), kNoToken}).key);
   const int last_bit = sizeof(T) == 2 && o.penalty == 1 ? 16 : 0;  // the lower bits of a bf16's key carry no information
   uint32_t token = kNoToken;                                       // valid in thread 0
-  List list{};
   if (!isfinite(top)) {
     if (threadIdx.x == 0) p.token[row] = -1;
     return;
   }
+  const bool keeps_top = o.keeps_top(p.vocab);
   if (o.temperature == 0) {
     Best best;
-    if (mine == top) all.each([&](uint32_t w, float x) { best.update(x, w); }, top);
+    if (mine == top) all.each_above(top, [&](uint32_t w) { best.update(top, w); });
     token = best_of_block(best).token;
-  } else if (o.keeps_top(p.vocab) && o.top_k <= kThreads &&
-             list_above(all, largest_key(0, last_bit, [&](uint32_t key) { return __syncthreads_count(ordered(mine) >= key) >= o.top_k; }),
-                        list)) {
-    if (list.count > WarpCandidates::kMax) {
-      token = draw(o, p.vocab, BlockCandidates<List>{list, top, 1 / o.temperature, shared}, top, last_bit);
-    } else if (threadIdx.x < 32) {
-      token = draw(o, p.vocab, WarpCandidates(list, top, 1 / o.temperature), top, last_bit);
-    }
+  } else if (keeps_top && o.top_k <= ShortList::kMostKept && short_list.fill(all, mine, o.top_k)) {
+    token = short_list.draw(all, o, top);
+  } else if (keeps_top && o.top_k <= kThreads && list_above(all, key_of_threads(ordered(mine), o.top_k, last_bit), list)) {
+    token = draw(o, p.vocab, BlockCandidates<List>{list, top, o.inverse_temperature, shared}, top, last_bit);
   } else {
-    token = draw(o, p.vocab, BlockCandidates<Row<T, kCount>>{all, top, 1 / o.temperature, shared}, top, last_bit);
+    token = draw(o, p.vocab, BlockCandidates<Row<T, kCount>>{all, top, o.inverse_temperature, shared}, top, last_bit);
   }
   if (threadIdx.x != 0) return;
   p.token[row] = token;
-  sample_set_seen(marks, token);
+  atomicOr(marks + token / 32, 1U << (token % 32));  // needs no wait for the word
 }
 
 template <typename T>
 Status launch_sample(const Sample& p, Queue queue) {
   constexpr int kCount = 16 / sizeof(T);
   const int64_t bytes = round_up(p.vocab, kCount) * static_cast<int64_t>(sizeof(T));
-  constexpr int kListBytes = 8 * kMaxListed, kOtherBytes = 512 + 1024;  // other: warps' sums, and the system's reserve
+  constexpr int kListBytes = sizeof(List), kOtherBytes = 512 + 1024;  // other: warps' sums, and the system's reserve
   const bool fits = bytes <= block_shared_memory() - kListBytes - 2048;
   const bool pairs = p.rows > multiprocessors() && 2 * (bytes + kListBytes + kOtherBytes) <= multiprocessor_shared_memory();
   auto* kernel = pairs ? sample_rows<T, kCount, 2> : fits ? sample_rows<T, kCount, 1> : sample_rows<T, 1, 1>;
@@ -380,7 +497,7 @@ Status launch_sample(const Sample& p, Queue queue) {
 
 Status sample(const Sample& p, Queue queue) {
   if (p.rows == 0) return {};
-  if (p.vocab > INT32_MAX) return {"sample: more than 2^31 - 1 tokens to draw from"};
+  if (p.vocab > int64_t{1} << 30) return {"sample: more than 2^30 tokens to draw from"};
   return p.dtype == DType::bf16 ? launch_sample<bf16>(p, queue) : launch_sample<float>(p, queue);
 }
 

@@ -65,7 +65,8 @@ void verify_sample(Report& report) {
     for (const SampleCase& c : {SampleCase{50, 50304, 50, 0.95}, SampleCase{2000, 50257, 0, 1, 1e-5}, SampleCase{50, 50257, 0, 1, 0},
                                 SampleCase{50, 50304, 300, 0.9, 0.8}, SampleCase{50, 1001, 0, 0.8, 1.3}, SampleCase{50, 1001, 1000, 1},
                                 SampleCase{50, 37, 5, 1, 1, 0.05}, SampleCase{50, 5003, 100, 0.8, 0.8, 0.02, 1.2},
-                                SampleCase{50, 150000, 40, 0.9, 1, 0, 1.1}, SampleCase{50, 3000, 2000, 0.5}})
+                                SampleCase{50, 150000, 40, 0.9, 1, 0, 1.1}, SampleCase{50, 3000, 2000, 0.5}, SampleCase{50, 50304, 64, 1},
+                                SampleCase{50, 50304, 65, 1}, SampleCase{50, 50304, 1, 0.5}, SampleCase{50, 200, 60, 0.9}})
       verify_case(report, c, dtype);
 }
 
