@@ -9,9 +9,7 @@
 
 namespace based::kernels {
 
-// The caller owns all memory; every option has one value a row. On a GPU the options but `position` may be read before earlier kernels on
-// the stream have ended, so that no kernel of launch_overlapped() may write them.
-struct Sample {
+struct Sample {                        // caller owns all memory; every option has one value a row
   const void* logits = nullptr;        // [rows, vocab], rows logits_stride elements apart
   int64_t* token = nullptr;            // [rows]; −1 where a logit is NaN or the largest one is infinite
   const int64_t* position = nullptr;   // [rows], position of the token to be drawn

@@ -60,19 +60,21 @@ __device__ __forceinline__ float largest_of(const Elements<T, kCount>& unit) {
   }
 }
 
-struct Options {  // the options of a row
-  float temperature, inverse_temperature, top_p, min_p, penalty;
+// The options of a row. Values derived from them are computed at their use, since computing them here would wait for the loads.
+struct Options {
+  float temperature, top_p, min_p, penalty;
   int64_t top_k;
-  uint64_t seed, key = 0;
-  __device__ __forceinline__ Options(const Sample& p, int64_t at)
+  uint64_t seed, position;
+  __device__ __forceinline__ Options(const Sample& p, int64_t row, int64_t at)
       : temperature(p.temperature[at]),
-        inverse_temperature(1 / temperature),
         top_p(p.top_p[at]),
         min_p(p.min_p[at]),
         penalty(p.penalty[at]),
         top_k(p.top_k[at]),
-        seed(static_cast<uint64_t>(p.seed[at])) {}
+        seed(static_cast<uint64_t>(p.seed[at])),
+        position(static_cast<uint64_t>(p.position[row])) {}
   __device__ __forceinline__ bool keeps_top(int64_t vocab) const { return top_k > 0 && top_k < vocab; }
+  __device__ __forceinline__ float gumbel(uint32_t token) const { return sample_gumbel(sample_bits(sample_key(seed, position), token)); }
 };
 
 struct Best {  // the largest key and the smallest token that has it
@@ -244,7 +246,7 @@ __device__ __forceinline__ uint32_t draw(const Options& o, int64_t vocab, const 
   candidates.each([&](uint32_t w, float x) {
     most_likely.update(x, w);
     if (ordered(x) < least || isinf(x)) return;
-    drawn.update((x - top) / o.temperature + sample_gumbel(sample_bits(o.key, w)), w);
+    drawn.update((x - top) / o.temperature + o.gumbel(w), w);
   });
   drawn = best_of_block(drawn);
   return drawn.token != kNoToken ? drawn.token : best_of_block(most_likely).token;
@@ -323,7 +325,7 @@ struct ShortList {
     if (thread < kThreadsOfAll) {
       compare(source, o, top);
     } else if (const int i = thread - kThreadsOfAll; i < count) {
-      score[i] = (source.at(token[i]) - top) / o.temperature + sample_gumbel(sample_bits(o.key, token[i]));
+      score[i] = (source.at(token[i]) - top) / o.temperature + o.gumbel(token[i]);
     }
     __syncthreads();
     if (thread >= 32) return kNoToken;
@@ -355,7 +357,7 @@ struct ShortList {
     const int thread = static_cast<int>(threadIdx.x), i = thread / kThreadsEach;
     if (thread < count) {
       const float x = source.at(token[thread]);
-      key[thread] = ordered(x), weight[thread] = __float2ull_rn(__expf((x - top) * o.inverse_temperature) * 0x1p38F);
+      key[thread] = ordered(x), weight[thread] = __float2ull_rn(__expf((x - top) * (1 / o.temperature)) * 0x1p38F);
     }
     asm volatile("bar.sync 1, %0;" ::"n"(kThreadsOfAll) : "memory");
     const uint32_t my_key = key[i];
@@ -443,11 +445,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) sample_rows(const __grid_co
   __shared__ __align__(16) unsigned char list_memory[std::max(sizeof(List), sizeof(ShortList))];
   List& list = *reinterpret_cast<List*>(list_memory);
   ShortList& short_list = *reinterpret_cast<ShortList*>(list_memory);
-  let_next_kernel_start();
+  overlap_kernels();
   const int64_t row = blockIdx.x;
-  Options o(p, p.options_row(row));
-  wait_for_earlier_kernels();
-  o.key = sample_key(o.seed, static_cast<uint64_t>(p.position[row]));
+  const Options o(p, row, p.options_row(row));
   const T* logits = static_cast<const T*>(p.logits) + row * p.logits_stride;
   T* copy = reinterpret_cast<T*>(row_memory);
   uint32_t* marks = p.seen + row * sample_seen_words(p.vocab);
@@ -463,6 +463,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) sample_rows(const __grid_co
     if (threadIdx.x == 0) p.token[row] = -1;
     return;
   }
+  const float inverse_temperature = 1 / o.temperature;
   const bool keeps_top = o.keeps_top(p.vocab);
   if (o.temperature == 0) {
     Best best;
@@ -471,9 +472,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) sample_rows(const __grid_co
   } else if (keeps_top && o.top_k <= ShortList::kMostKept && short_list.fill(all, mine, o.top_k)) {
     token = short_list.draw(all, o, top);
   } else if (keeps_top && o.top_k <= kThreads && list_above(all, key_of_threads(ordered(mine), o.top_k, last_bit), list)) {
-    token = draw(o, p.vocab, BlockCandidates<List>{list, top, o.inverse_temperature, shared}, top, last_bit);
+    token = draw(o, p.vocab, BlockCandidates<List>{list, top, inverse_temperature, shared}, top, last_bit);
   } else {
-    token = draw(o, p.vocab, BlockCandidates<Row<T, kCount>>{all, top, o.inverse_temperature, shared}, top, last_bit);
+    token = draw(o, p.vocab, BlockCandidates<Row<T, kCount>>{all, top, inverse_temperature, shared}, top, last_bit);
   }
   if (threadIdx.x != 0) return;
   p.token[row] = token;
