@@ -38,7 +38,7 @@ struct LinearParts {
   bool gated = false;
   Span x, weight, bias, y;
 };
-// A step of a short convolution.
+// The operands of a step of a short convolution.
 struct ConvSpans {
   Span x, gate, weight, bias, state, slots, y;
   // Whether x and the gate are the first and the second half of each row of a layer's outputs. `bytes`: of half a row.
@@ -46,6 +46,7 @@ struct ConvSpans {
     return x.storage == outputs.storage && x.begin == outputs.begin && gate.storage == outputs.storage && gate.begin == x.begin + bytes;
   }
 };
+// A step of a short convolution.
 struct ConvParts {
   kernels::ShortConv arguments;
   ConvSpans spans;

@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32_t ordered(float x) {
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000U;
 }
 __device__ __forceinline__ float value_of(uint32_t key) { return __uint_as_float(key >> 31 != 0 ? key & 0x7fffffffU : ~key); }
-// The smallest finite logit with at least this key: such logits are kept, -inf is not.
+// The smallest finite logit with at least this key. As a lower bound it leaves out -inf, which is never drawn.
 __device__ __forceinline__ float least_finite(uint32_t key) { return value_of(max(key, ordered(-FLT_MAX))); }
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
@@ -224,15 +224,12 @@ struct BlockCandidates {
   __device__ __forceinline__ float weight(uint32_t key) const {
     return sum(key, [&](float x) { return __expf((x - top) * inverse_temperature); });
   }
-  template <typename Body>
-  __device__ __forceinline__ void each(const Body& body) const {
-    source.each(body);
-  }
 };
 
-// Draws a token; returned to every thread that calls it.
-template <typename Candidates>
-__device__ __forceinline__ uint32_t draw(const Options& o, int64_t vocab, const Candidates& candidates, float top, int last_bit) {
+// Draws a token; returned to every thread.
+template <typename Source>
+__device__ __forceinline__ uint32_t draw(const Options& o, int64_t vocab, const BlockCandidates<Source>& candidates, int last_bit) {
+  const float top = candidates.top;
   uint32_t least = 0;
   if (o.keeps_top(vocab)) {
     least = largest_key(0, last_bit, [&](uint32_t key) { return candidates.count(key) >= static_cast<float>(o.top_k); });
@@ -243,7 +240,7 @@ __device__ __forceinline__ uint32_t draw(const Options& o, int64_t vocab, const 
     least = largest_key(least, last_bit, [&](uint32_t key) { return candidates.weight(key) >= enough; });
   }
   Best drawn, most_likely;  // most_likely is the result where rounding leaves no candidate
-  candidates.each([&](uint32_t w, float x) {
+  candidates.source.each([&](uint32_t w, float x) {
     most_likely.update(x, w);
     if (ordered(x) < least || isinf(x)) return;
     drawn.update((x - top) / o.temperature + o.gumbel(w), w);
@@ -267,17 +264,17 @@ __device__ __forceinline__ bool list_above(const Source& source, uint32_t key, L
 }
 
 // The k-th largest key of the threads, k <= kThreads.
-__device__ __forceinline__ uint32_t key_of_threads(uint32_t mine, int64_t k, int last_bit) {
+__device__ __forceinline__ uint32_t kth_key_of_threads(uint32_t mine, int64_t k, int last_bit) {
   return largest_key(0, last_bit, [&](uint32_t key) { return __syncthreads_count(mine >= key) >= k; });
 }
 
 // A short list in shared memory, each candidate of which is compared with all others at once. Weights are rounded to multiples of 2^-38, so
 // that their sums are exact in any order.
 struct ShortList {
-  static constexpr int kMax = 128, kThreadsEach = 4, kThreadsOfAll = kMax * kThreadsEach;
-  static constexpr int kGroups = 128, kThreadsOfGroup = kThreads / kGroups, kMostKept = kGroups / 2;
+  static constexpr int kMax = 128, kThreadsPerCandidate = 4, kComparingThreads = kMax * kThreadsPerCandidate;
+  static constexpr int kGroups = 128, kThreadsPerGroup = kThreads / kGroups, kMaxTopK = kGroups / 2;
   static constexpr uint64_t kExcluded = ~uint64_t{0};
-  alignas(16) uint32_t group[kGroups];  // the largest keys of groups of threads, whose last bits are replaced so that none are equal
+  alignas(16) uint32_t group[kGroups];  // a group's largest key, its last bits replaced by the group's index, so that none are equal
   uint32_t key[kMax], token[kMax];
   float score[kMax];
   uint64_t weight[kMax];
@@ -285,28 +282,29 @@ struct ShortList {
   int count;
   uint32_t least;
 
+  // Clears the list and computes the keys of the groups, which other threads may read after a barrier.
   __device__ __forceinline__ void set_groups(uint32_t key_of_thread) {
-    const uint32_t of = threadIdx.x / kThreadsOfGroup;
+    const uint32_t index = threadIdx.x / kThreadsPerGroup;
     uint32_t most = key_of_thread;
 #pragma unroll
-    for (int distance = 1; distance < kThreadsOfGroup; distance *= 2) most = max(most, __shfl_xor_sync(~0U, most, distance));
-    group[of] = most / kGroups * kGroups + of, count = 0;
+    for (int distance = 1; distance < kThreadsPerGroup; distance *= 2) most = max(most, __shfl_xor_sync(~0U, most, distance));
+    group[index] = most / kGroups * kGroups + index, count = 0;
   }
-  // Lists the logits that are no less than the k-th largest of the groups', rounded down: the k largest logits and a few more, k <=
-  // kMostKept. `mine` is the largest logit of the thread. Needs a barrier after set_groups(). Returns false if there are too many.
+  // Lists the logits that are at least the k-th largest group key, rounded down: the k largest logits and a few more. Needs k <= kMaxTopK
+  // and a barrier after set_groups(). `mine` is the largest logit of the thread. Returns false if there are too many.
   template <typename Source>
   __device__ __forceinline__ bool fill(const Source& source, float mine, int64_t k) {
     const uint4* quads = reinterpret_cast<const uint4*>(group);
-    const uint32_t my_group = group[threadIdx.x / kThreadsOfGroup];
+    const uint32_t group_key = group[threadIdx.x / kThreadsPerGroup];
     int above = 0;
 #pragma unroll
-    for (int i = 0; i < kGroups / 4 / kThreadsOfGroup; ++i) {
-      const uint4 other = quads[i * kThreadsOfGroup + threadIdx.x % kThreadsOfGroup];
-      above += (other.x > my_group) + (other.y > my_group) + (other.z > my_group) + (other.w > my_group);
+    for (int i = 0; i < kGroups / 4 / kThreadsPerGroup; ++i) {
+      const uint4 other = quads[i * kThreadsPerGroup + threadIdx.x % kThreadsPerGroup];
+      above += (other.x > group_key) + (other.y > group_key) + (other.z > group_key) + (other.w > group_key);
     }
 #pragma unroll
-    for (int distance = 1; distance < kThreadsOfGroup; distance *= 2) above += __shfl_xor_sync(~0U, above, distance);
-    if (above == k - 1) least = my_group / kGroups * kGroups;
+    for (int distance = 1; distance < kThreadsPerGroup; distance *= 2) above += __shfl_xor_sync(~0U, above, distance);
+    if (above == k - 1) least = group_key / kGroups * kGroups;
     __syncthreads();
     const float bound = least_finite(least);
     if (mine >= bound) {
@@ -322,9 +320,9 @@ struct ShortList {
   template <typename Source>
   __device__ __forceinline__ uint32_t draw(const Source& source, const Options& o, float top) {
     const int thread = static_cast<int>(threadIdx.x);
-    if (thread < kThreadsOfAll) {
+    if (thread < kComparingThreads) {
       compare(source, o, top);
-    } else if (const int i = thread - kThreadsOfAll; i < count) {
+    } else if (const int i = thread - kComparingThreads; i < count) {
       score[i] = (source.at(token[i]) - top) / o.temperature + o.gumbel(token[i]);
     }
     __syncthreads();
@@ -354,27 +352,27 @@ struct ShortList {
   // Computes the candidates' weights, and of each the number and the weight of those that are larger.
   template <typename Source>
   __device__ __forceinline__ void compare(const Source& source, const Options& o, float top) {
-    const int thread = static_cast<int>(threadIdx.x), i = thread / kThreadsEach;
+    const int thread = static_cast<int>(threadIdx.x), i = thread / kThreadsPerCandidate;
     if (thread < count) {
       const float x = source.at(token[thread]);
       key[thread] = ordered(x), weight[thread] = __float2ull_rn(__expf((x - top) * (1 / o.temperature)) * 0x1p38F);
     }
-    asm volatile("bar.sync 1, %0;" ::"n"(kThreadsOfAll) : "memory");
+    asm volatile("bar.sync 1, %0;" ::"n"(kComparingThreads) : "memory");  // the other threads compute scores meanwhile
     const uint32_t my_key = key[i];
     const int others = i < count ? count : 0;
     uint64_t larger_weight = 0;
     int larger_count = 0;
 #pragma unroll 4
-    for (int j = thread % kThreadsEach; j < others; j += kThreadsEach) {
+    for (int j = thread % kThreadsPerCandidate; j < others; j += kThreadsPerCandidate) {
       const bool is_larger = key[j] > my_key;
       larger_count += is_larger, larger_weight += is_larger ? weight[j] : 0;
     }
 #pragma unroll
-    for (int distance = 1; distance < kThreadsEach; distance *= 2) {
+    for (int distance = 1; distance < kThreadsPerCandidate; distance *= 2) {
       larger_count += __shfl_xor_sync(~0U, larger_count, distance);
       larger_weight += __shfl_xor_sync(~0U, larger_weight, distance);
     }
-    if (thread % kThreadsEach != 0 || i >= count) return;
+    if (thread % kThreadsPerCandidate != 0 || i >= count) return;
     const bool kept = larger_count < o.top_k && (o.min_p <= 0 || my_key >= ordered(top + o.temperature * logf(o.min_p)));
     larger[i] = kept ? larger_weight : kExcluded;
   }
@@ -469,12 +467,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) sample_rows(const __grid_co
     Best best;
     if (mine == top) all.each_above(top, [&](uint32_t w) { best.update(top, w); });
     token = best_of_block(best).token;
-  } else if (keeps_top && o.top_k <= ShortList::kMostKept && short_list.fill(all, mine, o.top_k)) {
+  } else if (keeps_top && o.top_k <= ShortList::kMaxTopK && short_list.fill(all, mine, o.top_k)) {
     token = short_list.draw(all, o, top);
-  } else if (keeps_top && o.top_k <= kThreads && list_above(all, key_of_threads(ordered(mine), o.top_k, last_bit), list)) {
-    token = draw(o, p.vocab, BlockCandidates<List>{list, top, inverse_temperature, shared}, top, last_bit);
+  } else if (keeps_top && o.top_k <= kThreads && list_above(all, kth_key_of_threads(ordered(mine), o.top_k, last_bit), list)) {
+    token = draw(o, p.vocab, BlockCandidates<List>{list, top, inverse_temperature, shared}, last_bit);
   } else {
-    token = draw(o, p.vocab, BlockCandidates<Row<T, kCount>>{all, top, inverse_temperature, shared}, top, last_bit);
+    token = draw(o, p.vocab, BlockCandidates<Row<T, kCount>>{all, top, inverse_temperature, shared}, last_bit);
   }
   if (threadIdx.x != 0) return;
   p.token[row] = token;
