@@ -57,16 +57,19 @@ std::vector<size_t> readers_of(const std::vector<Unit>& units, size_t at, const 
   return readers;
 }
 
-// The step of a convolution right after a layer that can compute it; none where another operator reads the layer's outputs.
+// The step of a convolution right after a layer that can compute it; none where another operator reads the convolution's inputs.
 std::optional<kernels::ShortConv> convolution_after(const std::vector<Unit>& units, size_t at, const Effects& effects, const Gpu& gpu) {
   if (at + 1 >= units.size() || units[at + 1].kernel == nullptr) return {};
   const std::optional<ConvParts> conv = units[at + 1].kernel->convolution();
   const LinearParts& layer = *linear_of(units[at]);
   const Linear& p = layer.arguments;
   if (!conv || !kernels::linear_conv_supports(p, conv->arguments, gpu)) return {};
-  const bool halves = conv->spans.are_halves_of(layer.y, 2 * conv->arguments.channels) && conv->arguments.x_stride == p.y_stride &&
-                      conv->arguments.gate_stride == p.y_stride;
-  return halves && effects.is_only_for(at + 1, layer.y) ? std::optional(conv->arguments) : std::nullopt;
+  const bool has_gate = conv->arguments.gate != nullptr;
+  const bool halves = has_gate
+                          ? conv->spans.are_halves_of(layer.y, 2 * conv->arguments.channels) && conv->arguments.gate_stride == p.y_stride
+                          : conv->spans.begins(layer.y);
+  if (!halves || conv->arguments.x_stride != p.y_stride) return {};
+  return effects.is_only_for(at + 1, has_gate ? layer.y : conv->spans.x) ? std::optional(conv->arguments) : std::nullopt;
 }
 
 }  // namespace

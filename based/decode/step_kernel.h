@@ -41,9 +41,11 @@ struct LinearParts {
 // The operands of a step of a short convolution.
 struct ConvSpans {
   Span x, gate, weight, bias, state, slots, y;
+  // Whether x begins each row of a layer's outputs.
+  bool begins(const Span& outputs) const { return x.storage == outputs.storage && x.begin == outputs.begin; }
   // Whether x and the gate are the first and the second half of each row of a layer's outputs. `bytes`: of half a row.
   bool are_halves_of(const Span& outputs, int64_t bytes) const {
-    return x.storage == outputs.storage && x.begin == outputs.begin && gate.storage == outputs.storage && gate.begin == x.begin + bytes;
+    return begins(outputs) && gate.storage == outputs.storage && gate.begin == x.begin + bytes;
   }
 };
 // A step of a short convolution.

@@ -82,7 +82,10 @@ Span Trace::span_of(const Tensor& tensor) {
   for (int64_t d = 0; d < tensor.dim() && reach > 0; ++d) reach += (tensor.size(d) - 1) * tensor.stride(d);
   const auto element = static_cast<int64_t>(tensor.element_size()), begin = tensor.storage_offset() * element;
   const auto* memory = static_cast<const char*>(storage.data());
-  return {found->second, begin, begin + reach * element, memory != nullptr ? memory + begin : nullptr};
+  Span span{found->second, begin, begin + reach * element, memory != nullptr ? memory + begin : nullptr};
+  const bool has_rows = tensor.dim() == 2 && tensor.size(0) > 1 && tensor.stride(1) == 1 && tensor.stride(0) > tensor.size(1);
+  if (has_rows) span.row = tensor.size(1) * element, span.stride = tensor.stride(0) * element;
+  return span;
 }
 
 size_t Trace::begin(const at::RecordFunction& function) {

@@ -83,6 +83,27 @@ TEST(Trace, ViewsAreOfTheValueThatTheyView) {
   EXPECT_FALSE(overlap(row, next));
 }
 
+TEST(Trace, ColumnsOfAMatrixAreApart) {
+  const torch::InferenceMode inference;
+  const Tensor x = torch::ones({6, 8});
+  Trace trace(kernels::kH200, nullptr);
+  const auto columns = [&](int64_t first, int64_t count) { return trace.span_of(x.narrow(1, first, count)); };
+  const Span whole = trace.span_of(x), left = columns(0, 3), right = columns(3, 5), row = trace.span_of(x.narrow(0, 2, 1)),
+             below = trace.span_of(x.narrow(0, 1, 5).narrow(1, 0, 3)), other_rows = trace.span_of(x.view({12, 4}).narrow(1, 0, 3));
+  trace.stop();
+  EXPECT_FALSE(overlap(left, right));
+  EXPECT_FALSE(overlap(right, left));
+  EXPECT_FALSE(overlap(below, right)) << "of later rows";
+  EXPECT_FALSE(overlap(right, below));
+  EXPECT_TRUE(overlap(columns(0, 4), right)) << "both have the fourth column";
+  EXPECT_TRUE(overlap(right, columns(0, 4)));
+  EXPECT_TRUE(overlap(below, left));
+  for (const Span& all : {whole, row, other_rows}) {
+    EXPECT_TRUE(overlap(left, all));
+    EXPECT_TRUE(overlap(all, right));
+  }
+}
+
 // For the units a and b: a's weight is constant, b's state is its own, and the tensor that a writes and b reads is neither.
 TEST(Effects, AreStatedByTheOperators) {
   const torch::InferenceMode inference;

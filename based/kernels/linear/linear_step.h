@@ -66,12 +66,14 @@ struct NormBefore {
   int64_t parts = 0;
   float eps = 0;
 };
-// A step of a short convolution that gates, as a part of the layer whose outputs are its input and then its gate, and after a norm. The
-// sums of an output and its gate are rounded to bf16, as the layer stores them, so that the bits are those of two kernels.
+// A step of a short convolution, as a part of the layer whose outputs are its input and then its gate, or as many outputs that it does not
+// read, and after a norm. The sums are rounded to bf16, as the layer stores them, so that the bits are those of two kernels.
 struct ConvAfter {
-  float* state = nullptr;                         // [slots, channels, 2], private to this launch: see ShortConv::state_is_private
+  float* state = nullptr;                         // [slots, channels, taps − 1], private to this launch: see ShortConv::state_is_private
   const int64_t* slot = nullptr;                  // [rows]
-  const void *weight = nullptr, *bias = nullptr;  // [channels, 3] and [channels], bf16, constant; bias may be null
+  const void *weight = nullptr, *bias = nullptr;  // [channels, taps] and [channels], bf16, constant; bias may be null
+  void* rest = nullptr;     // [rows, channels], bf16: the outputs that are not convolved; null where they are the gate
+  int64_t rest_stride = 0;  // elements from one row to the next
   bool silu = true;
 };
 // The parts of other operators that a layer computes.
@@ -84,10 +86,11 @@ constexpr int64_t joined_norm_parts(int64_t width) { return ceil_div(width, kLin
 constexpr int64_t joined_norm_squares(int64_t rows, int64_t width) {
   return ceil_div(rows, kLinearRows) * joined_norm_parts(width) * kLinearRows;
 }
+constexpr int convolved_taps(bool has_gate) { return has_gate ? 3 : 4; }  // Based's and Mamba's
 // Whether a layer, with outputs for both halves, can convolve. Where it needs larger tiles, a kernel of its own is faster (measured).
 inline bool linear_conv_supports(const Linear& p, const ShortConv& conv, const Gpu& gpu) {
-  return conv.taps == 3 && conv.state_is_private && conv.dtype == DType::bf16 && p.out == 2 * conv.channels && p.rows == conv.rows &&
-         conv.channels % 8 == 0 && conv.y_stride % 8 == 0 && aligned16(conv.y) &&
+  return conv.taps == convolved_taps(conv.gate != nullptr) && conv.state_is_private && conv.dtype == DType::bf16 &&
+         p.out == 2 * conv.channels && p.rows == conv.rows && conv.channels % 8 == 0 && conv.y_stride % 8 == 0 && aligned16(conv.y) &&
          (p.rows <= kLinearRows || ceil_div(p.out, kLinearOutputs) * ceil_div(p.rows, kLinearRows) <= gpu.multiprocessors) &&
          linear_swiglu_hopper_supports(p, gpu);
 }
@@ -97,7 +100,8 @@ namespace cuda {
 // Both require linear_hopper_supports() and y in bf16. In a layer after a norm, p.x is NormAfter::y of the layer before the norm.
 Status linear_before_norm(const Linear& p, const NormAfter& after, Queue queue);
 Status linear_swiglu_after_norm(const Linear& p, const NormBefore& before, Queue queue);
-// The outputs are the convolution's x and then its gate; p.y is not written. Requires linear_conv_supports() and slots.
+// The outputs are the convolution's x and then its gate; p.y is not written. Without a gate, the second half of each row of p.y is written.
+// Requires linear_conv_supports() and slots.
 Status linear_conv_after_norm(const Linear& p, const ShortConv& conv, const NormBefore& before, Queue queue);
 // Up to kMostLayersAtOnce layers with the same x in one launch. They may differ only in weight, bias, out and y.
 Status linears_after_norm(std::span<const Linear> layers, const NormBefore& before, Queue queue);

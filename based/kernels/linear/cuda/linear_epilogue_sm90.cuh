@@ -11,15 +11,18 @@ namespace based::kernels::cuda::detail {
 constexpr int kGroup = 128;              // threads of a warpgroup
 constexpr int kUnitBytes = kGroup * 16;  // a unit of sums: 8 rows by kLinearOutputs, 16 bytes per thread
 
-// The result made from the sums: y; y after SwiGLU; y after a convolution and its gate (ConvAfter); or the residual stream plus the sums,
-// prepared for a norm in the next layer (NormAfter).
-enum class LinearForm { plain, swiglu, conv, adds };
-// Whether an output is made from two sums, the second of which is that of its gate.
-constexpr bool has_gates(LinearForm form) { return form == LinearForm::swiglu || form == LinearForm::conv; }
+// The result made from the sums: y; y after SwiGLU; y after a convolution and its gate (ConvAfter); y after a convolution of the first half
+// of the outputs, and the second half as it is; or the residual stream plus the sums, prepared for a norm in the next layer (NormAfter).
+enum class LinearForm { plain, swiglu, conv, conv_of_half, adds };
+constexpr bool convolves(LinearForm form) { return form == LinearForm::conv || form == LinearForm::conv_of_half; }
+// Whether a lane has the sums of an output and of the one half of the outputs after it, which is its gate where the form has gates.
+constexpr bool has_pairs(LinearForm form) { return form == LinearForm::swiglu || convolves(form); }
+
+constexpr int taps_of(LinearForm form) { return convolved_taps(form != LinearForm::conv_of_half); }
 
 #if BASED_HAS_WGMMA
 constexpr int kHeldUnits = 4;  // units whose residual values a thread prefetches into registers before their sums are complete
-constexpr int outputs_of(LinearForm form) { return has_gates(form) ? kLinearOutputs / 2 : kLinearOutputs; }
+constexpr int outputs_of(LinearForm form) { return has_pairs(form) ? kLinearOutputs / 2 : kLinearOutputs; }
 __device__ __forceinline__ void store_shared_float4(uint32_t address, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
@@ -93,16 +96,16 @@ struct EpilogueInputs {
   __device__ __forceinline__ EpilogueInputs(const Linear& p, const NormAfter& norm, int first_out) {
     const int warp = static_cast<int>(threadIdx.x) % kGroup / 32, lane = static_cast<int>(threadIdx.x % 32);
     out =
-        has_gates(kForm) ? first_out + warp * 8 + lane / 4 : first_out + warp * 16 + (kForm == LinearForm::adds ? lane % 4 * 4 : lane / 4);
+        has_pairs(kForm) ? first_out + warp * 8 + lane / 4 : first_out + warp * 16 + (kForm == LinearForm::adds ? lane % 4 * 4 : lane / 4);
     const bf16* b = static_cast<const bf16*>(p.bias) + out;
     if constexpr (kForm == LinearForm::adds) {
       if (out >= p.out) return;
       if (p.bias != nullptr) bias = *reinterpret_cast<const uint2*>(b);
       weight = *reinterpret_cast<const uint2*>(static_cast<const bf16*>(norm.weight) + out);
     } else {
-      const int64_t other = has_gates(kForm) ? p.out / 2 : 8, end = has_gates(kForm) ? p.out / 2 : p.out;
+      const int64_t other = has_pairs(kForm) ? p.out / 2 : 8, end = has_pairs(kForm) ? p.out / 2 : p.out;
       if (p.bias != nullptr && out < end) bias.x = *reinterpret_cast<const uint16_t*>(b);
-      if (p.bias != nullptr && (has_gates(kForm) ? out : out + 8) < end) bias.y = *reinterpret_cast<const uint16_t*>(b + other);
+      if (p.bias != nullptr && (has_pairs(kForm) ? out : out + 8) < end) bias.y = *reinterpret_cast<const uint16_t*>(b + other);
     }
   }
   // To be called after the products. The compiler would otherwise convert the values, and so wait for them, before the first product.
@@ -118,24 +121,28 @@ struct EpilogueInputs {
 };
 
 // The convolution of a lane's output. A lane has two rows of each unit, and loads their states before the sums are complete.
-template <int kUnits>
+template <int kUnits, int kTaps>
 struct LaneConv {
+  static constexpr int kKept = kTaps - 1;
+  struct alignas(kKept % 2 == 0 ? 8 : 4) Inputs {
+    float x[kKept];
+  };
   const ConvAfter& conv;
-  const int rows;                     // rows from the lane's first unit on; 0: the layer has no such output
-  const int64_t* const row_slots;     // the slots of these rows
-  char* const state;                  // that of slot 0
-  const uint32_t slot_bytes;          // from one slot to the next
-  uint32_t weight[3] = {}, bias = 0;  // bf16
+  const int rows;                         // rows from the lane's first unit on; 0: the layer has no such output
+  const int64_t* const row_slots;         // the slots of these rows
+  char* const state;                      // that of slot 0
+  const uint32_t slot_bytes;              // from one slot to the next
+  uint32_t weight[kTaps] = {}, bias = 0;  // bf16
   uint32_t slot[kUnits][2] = {};
-  float2 inputs[kUnits][2] = {};  // the last two inputs of the rows
+  Inputs inputs[kUnits][2] = {};  // the last ones of the rows, oldest first
 
   // `first_row`: of the lane's first unit; `out`: the lane's output.
   __device__ __forceinline__ LaneConv(const ConvAfter& of_conv, const Linear& p, int first_row, int64_t out)
       : conv(of_conv),
         rows(out < p.out / 2 ? static_cast<int>(p.rows) - first_row : 0),
         row_slots(conv.slot + first_row),
-        state(reinterpret_cast<char*>(conv.state) + out * sizeof(float2)),
-        slot_bytes(static_cast<uint32_t>(p.out / 2 * sizeof(float2))) {}
+        state(reinterpret_cast<char*>(conv.state) + out * sizeof(Inputs)),
+        slot_bytes(static_cast<uint32_t>(p.out / 2 * sizeof(Inputs))) {}
   // Loads the states of `units` units; all slots first, since each load takes long.
   __device__ __forceinline__ void load(int64_t out, int units) {
 #pragma unroll
@@ -152,30 +159,39 @@ struct LaneConv {
     }
     if (rows <= 0) return;
 #pragma unroll
-    for (int i = 0; i < 3; ++i) weight[i] = static_cast<const uint16_t*>(conv.weight)[3 * out + i];
+    for (int i = 0; i < kTaps; ++i) weight[i] = static_cast<const uint16_t*>(conv.weight)[kTaps * out + i];
     if (conv.bias != nullptr) bias = static_cast<const uint16_t*>(conv.bias)[out];
   }
   // As EpilogueInputs::fence().
   __device__ __forceinline__ void fence() {
-    asm volatile("" : "+r"(weight[0]), "+r"(weight[1]), "+r"(weight[2]), "+r"(bias)::"memory");
+    asm volatile("" : "+r"(bias)::"memory");
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u)
-      asm volatile("" : "+f"(inputs[u][0].x), "+f"(inputs[u][0].y), "+f"(inputs[u][1].x), "+f"(inputs[u][1].y)::"memory");
+    for (uint32_t& w : weight) asm volatile("" : "+r"(w)::"memory");
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+      for (int i = 0; i < 2 * kKept; ++i) asm volatile("" : "+f"(inputs[u][i / kKept].x[i % kKept])::"memory");
+    }
   }
-  // y of the lane's row i of a unit, from the layer's output and its gate. Replaces the state.
-  __device__ __forceinline__ float convolve(int u, int i, float x, float gate) {
-    const float2 before = inputs[u][i];
-    x = to_float(from_float<bf16>(x)), gate = to_float(from_float<bf16>(gate));
-    float z = fmaf(low_float(weight[0]), before.x, low_float(bias));
-    z = fmaf(low_float(weight[1]), before.y, z), z = fmaf(low_float(weight[2]), x, z);
-    if (row_of(u, i) < rows) *inputs_of(slot[u][i]) = make_float2(before.y, x);
-    return activate(z, conv.silu) * gate;
+  // The convolution of the lane's row i of a unit, from the layer's output. Replaces the state.
+  __device__ __forceinline__ float convolve(int u, int i, float x) {
+    x = to_float(from_float<bf16>(x));
+    const Inputs before = inputs[u][i];
+    Inputs after;
+    float z = low_float(bias);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      z = fmaf(low_float(weight[j]), before.x[j], z);
+      after.x[j] = j + 1 < kKept ? before.x[j + 1] : x;
+    }
+    if (row_of(u, i) < rows) *inputs_of(slot[u][i]) = after;
+    return activate(fmaf(low_float(weight[kKept]), x, z), conv.silu);
   }
 
  private:
   __device__ __forceinline__ static int row_of(int u, int i) { return 8 * u + static_cast<int>(threadIdx.x) % 4 * 2 + i; }
-  __device__ __forceinline__ float2* inputs_of(uint32_t in_slot) const {
-    return reinterpret_cast<float2*>(state + uint64_t{in_slot} * slot_bytes);
+  __device__ __forceinline__ Inputs* inputs_of(uint32_t in_slot) const {
+    return reinterpret_cast<Inputs*>(state + uint64_t{in_slot} * slot_bytes);
   }
 };
 #endif

@@ -144,7 +144,7 @@ struct LinearBlock {  // the block's part of the problem; with gates, 64 outputs
     for (int slab = 0; slab < kSlabs; ++slab) {
       const uint32_t stage = weights_address(r) + slab * Tile::kOutputs * 128;
       const int column = ((first_step + step) * kSlabs + slab) * kSlab;
-      if constexpr (has_gates(kForm)) {
+      if constexpr (has_pairs(kForm)) {
         load_pairs(stage, weights, column, first_out / 8, weights_full(r));
       } else {
         load_box(stage, weights, column, first_out, weights_full(r));
@@ -165,7 +165,7 @@ struct LinearBlock {  // the block's part of the problem; with gates, 64 outputs
 template <typename Y, bool kScaled, int kSplits, class Tile, LinearForm kForm>
 __device__ __forceinline__ void finish(const Linear& p, const JoinedParts& joined, const LinearBlock<Tile, kForm>& block, int group,
                                        const float (&d)[LinearBlock<Tile, kForm>::kUnits * 4], EpilogueInputs<kForm>& inputs,
-                                       LaneConv<LinearBlock<Tile, kForm>::kUnits>& lane_conv) {
+                                       LaneConv<LinearBlock<Tile, kForm>::kUnits, taps_of(kForm)>& lane_conv) {
   constexpr bool kAdds = kForm == LinearForm::adds, kFromRegisters = kSplits == 1 && !kAdds;
   constexpr int kRows = Tile::kRows, kUnits = Tile::kGroupRows / 8, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
   constexpr int kBatch = kFromRegisters || kOwned < kHeldUnits ? kOwned : kHeldUnits;  // units that are reduced together
@@ -248,14 +248,17 @@ __device__ __forceinline__ void finish(const Linear& p, const JoinedParts& joine
         const float a[2] = {fmaf(sum[u].x, r.x, bias[0]), fmaf(sum[u].y, r.y, bias[0])};
         const float b[2] = {fmaf(sum[u].z, r.x, bias[1]), fmaf(sum[u].w, r.y, bias[1])};
         const int row = 8 * u + lane % 8;
-        if constexpr (has_gates(kForm)) {
+        if constexpr (kForm == LinearForm::conv_of_half) {
+          const uint32_t address = tile + row * 128 + ((warp + lane / 8 % 2 * 4) ^ (row % 8)) * 16;
+          stmatrix_transposed(address, pack_bf16(lane_conv.convolve(u, 0, a[0]), lane_conv.convolve(u, 1, a[1])), pack_bf16(b[0], b[1]));
+        } else if constexpr (has_pairs(kForm)) {
           const uint32_t address = tile + row * 64 + (warp ^ (row / 2 % 4)) * 16;
           float y[2];
           if constexpr (kForm == LinearForm::swiglu) {
             y[0] = a[0] * b[0] * sigmoid(b[0]), y[1] = a[1] * b[1] * sigmoid(b[1]);
           } else {
 #pragma unroll
-            for (int i = 0; i < 2; ++i) y[i] = lane_conv.convolve(u, i, a[i], b[i]);
+            for (int i = 0; i < 2; ++i) y[i] = lane_conv.convolve(u, i, a[i]) * to_float(from_float<bf16>(b[i]));
           }
           stmatrix_transposed(address, pack_bf16(y[0], y[1]));
         } else if constexpr (std::is_same_v<Y, float>) {
@@ -272,22 +275,25 @@ __device__ __forceinline__ void finish(const Linear& p, const JoinedParts& joine
         }
       }
 
-      // Store the rows of the tile. Adjacent threads store adjacent outputs: eight each where there are gates, else four.
+      // Store the rows of the tile. Adjacent threads store adjacent outputs: eight each where there are pairs, else four.
       if constexpr (std::is_same_v<Y, bf16>) {
         group_barrier(group);  // the tile is complete
-        constexpr bool kWide = has_gates(kForm);
-        constexpr int kRowsPerStore = kWide ? 32 : 8;
-        const int y_row = block.first_row + first_row, row = thread / (kWide ? 4 : 16);
-        const int column = block.group_out(group) + (kWide ? thread % 4 * 8 : thread % 16 * 4);
-        const int rows = column >= (kWide ? p.out / 2 : p.out) ? 0 : min(8 * kBatch, static_cast<int>(p.rows) - y_row) - row;
-        bf16* y = static_cast<bf16*>(p.y) + (y_row + row) * p.y_stride + column;
-        const uint32_t source = kWide ? tile + row * 64 + ((thread % 4) ^ (row / 2 % 4)) * 16
-                                      : tile + row * 128 + ((thread % 16 / 2) ^ row) * 16 + thread % 2 * 8;
+        constexpr bool kPairs = has_pairs(kForm), kRest = kForm == LinearForm::conv_of_half;
+        constexpr int kThreadsPerRow = kRest ? 8 : kPairs ? 4 : 16, kRowsPerStore = kGroup / kThreadsPerRow;
+        const int y_row = block.first_row + first_row, row = thread / kThreadsPerRow;
+        const bool is_rest = kRest && thread % 8 >= 4;
+        const int column = block.group_out(group) + (kPairs ? thread % 4 * 8 : thread % 16 * 4);
+        const int rows = column >= (kPairs ? p.out / 2 : p.out) ? 0 : min(8 * kBatch, static_cast<int>(p.rows) - y_row) - row;
+        const int64_t stride = is_rest ? joined.conv.rest_stride : p.y_stride;
+        bf16* y = static_cast<bf16*>(is_rest ? joined.conv.rest : p.y) + (y_row + row) * stride + column;
+        const uint32_t source = kRest    ? tile + row * 128 + ((thread % 8) ^ (row % 8)) * 16
+                                : kPairs ? tile + row * 64 + ((thread % 4) ^ (row / 2 % 4)) * 16
+                                         : tile + row * 128 + ((thread % 16 / 2) ^ row) * 16 + thread % 2 * 8;
 #pragma unroll
-        for (int stored = 0; stored < 8 * kBatch; stored += kRowsPerStore, y += kRowsPerStore * p.y_stride) {
+        for (int stored = 0; stored < 8 * kBatch; stored += kRowsPerStore, y += kRowsPerStore * stride) {
           if (stored >= rows) break;
-          if constexpr (kWide) {
-            *reinterpret_cast<uint4*>(y) = load_shared_16(source + stored * 64);
+          if constexpr (kPairs) {
+            *reinterpret_cast<uint4*>(y) = load_shared_16(source + stored * (kRest ? 128 : 64));
           } else {
             *reinterpret_cast<uint2*>(y) = load_shared_8(source + stored * 128);
           }
@@ -395,8 +401,8 @@ __global__ void __launch_bounds__(kThreads<Tile, kScaled>, Tile::kRows >= kLinea
   if (!p.weight_is_constant) wait_for_earlier_kernels();
   EpilogueInputs<kForm> inputs(p, joined.after, block.group_out(group));
   const int owned = max(1, kUnits / plan.splits), owned_row = block.first_row + block.group_row(group) + block.split * owned * 8;
-  LaneConv<kUnits> lane_conv(joined.conv, p, owned_row, inputs.out);
-  if constexpr (kForm == LinearForm::conv) {
+  LaneConv<kUnits, taps_of(kForm)> lane_conv(joined.conv, p, owned_row, inputs.out);
+  if constexpr (convolves(kForm)) {
     if (block.split < kUnits) lane_conv.load(inputs.out, owned);
   }
   if constexpr (kForm == LinearForm::adds) {
@@ -426,7 +432,7 @@ __global__ void __launch_bounds__(kThreads<Tile, kScaled>, Tile::kRows >= kLinea
   }
   wgmma_wait<0>();
   accumulator_fence(d), inputs.fence();
-  if constexpr (kForm == LinearForm::conv) lane_conv.fence();
+  if constexpr (convolves(kForm)) lane_conv.fence();
 
   wait_for_earlier_kernels();            // before this thread writes anything that earlier kernels read
   consumer_barrier<kGroups, kScaled>();  // all warps have finished reading the stages; their memory is reused for y or the sums
@@ -504,7 +510,7 @@ Status run(Layers layers, const JoinedParts& joined, Queue queue) {
   }
   const LinearPlan plan = make_plan<Tile>(all);
   CUtensorMap weights, rows;
-  if (const Status s = describe_weights(weights, p, has_gates(kForm), Tile::kOutputs); !s.ok()) return s;
+  if (const Status s = describe_weights(weights, p, has_pairs(kForm), Tile::kOutputs); !s.ok()) return s;
   if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, Tile::kRows); !s.ok()) return s;
   auto* kernel = many_rows<Y, kForm, kScaled, Tile>;
   const int shared = plan.end_offset + Tile::kEndBytes + 1024;
@@ -518,7 +524,7 @@ Status run(Layers layers, const JoinedParts& joined, Queue queue) {
 template <typename Y, LinearForm kForm, bool kScaled = false>
 Status choose_rows(Layers layers, const JoinedParts& joined, Queue queue) {
   const int64_t rows = layers[0].rows;
-  if constexpr (std::is_same_v<Y, bf16> && kForm != LinearForm::adds && kForm != LinearForm::conv) {
+  if constexpr (std::is_same_v<Y, bf16> && kForm != LinearForm::adds && !convolves(kForm)) {
     // Larger tiles where small ones would need more than one block per multiprocessor, and the larger ones do not.
     const auto blocks = [&](int outputs, int block_rows) {
       int64_t tiles = 0;
@@ -565,8 +571,11 @@ Status linear_conv_after_norm(const Linear& p, const ShortConv& conv, const Norm
   if (conv.slot == nullptr) return {"linear_conv_after_norm: the rows must have slots"};
   Linear layer = p;
   layer.y = conv.y, layer.y_stride = conv.y_stride;
-  const ConvAfter after{conv.state, conv.slot, conv.weight, conv.bias, conv.silu};
-  return detail::choose_rows<detail::bf16, detail::LinearForm::conv, true>({&layer, 1}, {previous, {}, after}, queue);
+  ConvAfter after{.state = conv.state, .slot = conv.slot, .weight = conv.weight, .bias = conv.bias, .silu = conv.silu};
+  if (conv.gate != nullptr)
+    return detail::choose_rows<detail::bf16, detail::LinearForm::conv, true>({&layer, 1}, {previous, {}, after}, queue);
+  after.rest = static_cast<detail::bf16*>(p.y) + conv.channels, after.rest_stride = p.y_stride;
+  return detail::choose_rows<detail::bf16, detail::LinearForm::conv_of_half, true>({&layer, 1}, {previous, {}, after}, queue);
 }
 
 namespace {
