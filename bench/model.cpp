@@ -40,13 +40,17 @@ double state_traffic(const Engine& engine, int64_t tokens) {
   constexpr double round = kernels::kTaylorPending,
                    pending_share = ((round - 1) / 2 + 1) / round;  // the mean number of pending tokens, and the new token
   const ModelState& state = engine.state();
-  const auto slots = static_cast<double>(state.slots()), rounded = static_cast<double>(engine.rounded_bytes()) / slots;
-  // One step in a round reads and writes the sums and writes their rounded copies, which the other steps read.
-  double bytes = (static_cast<double>(engine.pending_bytes()) / slots - rounded) * pending_share + rounded;
+  const auto slots = static_cast<double>(state.slots());
+  const auto of_slot = [slots](int64_t bytes) { return static_cast<double>(bytes) / slots; };
+  const double rounded = of_slot(engine.rounded_bytes()), replaced = of_slot(engine.replaced_bytes()), recent = replaced / 2,
+               pending = of_slot(engine.pending_bytes()) - rounded - recent;
+  // One step in a round reads and writes the sums and writes their rounded copies, which the other steps read. Recent inputs are read and
+  // written instead of the state that they replace.
+  double bytes = pending * pending_share + rounded - 2 * (replaced - recent);
   for (const MixerState& layer : state.layers())
     for (const StateTensor& tensor : layer.tensors()) {
       const double size = static_cast<double>(tensor.value.nbytes()) / slots;
-      const bool deferred = engine.pending_bytes() > 0 && layer.has("kv") && layer.has("k") && !layer.has("v");
+      const bool deferred = pending > 0 && layer.has("kv") && layer.has("k") && !layer.has("v");
       const bool is_copied = deferred && tensor.name == "kv" && rounded > 0;
       // A tensor that grows has as many entries as the sequence has tokens.
       bytes += tensor.grows ? static_cast<double>(tokens * tensor.value.size(-1) * tensor.value.element_size() * tensor.value.size(-2))

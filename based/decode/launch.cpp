@@ -41,6 +41,8 @@ Status launch(const kernels::ShortConv& p, Queue queue) { return call(&kernels::
 Status launch(const kernels::TaylorAttention& p, Queue queue) { return call(&kernels::TaylorAttentionLaunchers::step, queue, p); }
 Status launch(const kernels::TaylorDeferred& p, Queue queue) { return call(&kernels::TaylorDeferredLaunchers::step, queue, p); }
 
+Status launch(const kernels::ShortConvFlush& p, Queue queue) { return call(&kernels::ShortConvLaunchers::flush, queue, p); }
+
 Status launch(const kernels::CausalAttentionTokens& p, Queue queue) {
   return call(&kernels::CausalAttentionLaunchers::step_tokens, queue, p);
 }

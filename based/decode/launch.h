@@ -18,6 +18,7 @@ struct RmsNorm;
 struct SelectiveScan;
 struct SelectiveScanOfLayer;
 struct ShortConv;
+struct ShortConvFlush;
 struct ShortConvTokens;
 struct StepProgram;
 struct TaylorAttention;
@@ -45,6 +46,9 @@ Status launch(const kernels::SelectiveScanOfLayer&, Queue);
 Status launch(const kernels::ShortConv&, Queue);
 Status launch(const kernels::TaylorAttention&, Queue);
 Status launch(const kernels::TaylorDeferred&, Queue);
+
+// Pending tokens (decode/pending.h).
+Status launch(const kernels::ShortConvFlush&, Queue);
 
 // Several tokens of one sequence.
 Status launch(const kernels::CausalAttentionTokens&, Queue);

@@ -67,6 +67,7 @@ class TaylorPendingTokens final : public PendingTokens {
     return static_cast<int64_t>(pending_.k.nbytes() + pending_.v.nbytes() + pending_.count.nbytes()) + rounded_bytes();
   }
   int64_t rounded_bytes() const override { return rounded_.defined() ? static_cast<int64_t>(rounded_.nbytes()) : 0; }
+  int64_t replaced_bytes() const override { return 0; }
   const ops::TaylorPending& tensors() const { return pending_; }
   void* rounded() const { return rounded_.defined() ? rounded_.mutable_data_ptr() : nullptr; }
 

@@ -144,17 +144,15 @@ void DecodeStep::flush(const std::vector<int64_t>& slots) {
   for (const auto& pending : pending_) pending->flush(index);
 }
 
-int64_t DecodeStep::pending_bytes() const {
+int64_t DecodeStep::sum_pending(int64_t (decode::PendingTokens::*bytes)() const) const {
   int64_t sum = 0;
-  for (const auto& pending : pending_) sum += pending->bytes();
+  for (const auto& pending : pending_) sum += (*pending.*bytes)();
   return sum;
 }
 
-int64_t DecodeStep::rounded_bytes() const {
-  int64_t sum = 0;
-  for (const auto& pending : pending_) sum += pending->rounded_bytes();
-  return sum;
-}
+int64_t DecodeStep::pending_bytes() const { return sum_pending(&decode::PendingTokens::bytes); }
+int64_t DecodeStep::rounded_bytes() const { return sum_pending(&decode::PendingTokens::rounded_bytes); }
+int64_t DecodeStep::replaced_bytes() const { return sum_pending(&decode::PendingTokens::replaced_bytes); }
 
 void DecodeStep::forget_pending(const std::vector<int64_t>& slots) {
   if (pending_.empty()) return;

@@ -76,8 +76,9 @@ class DecodeStep {
   // See decode/pending.h.
   void flush(const std::vector<int64_t>& slots);
   void forget_pending(const std::vector<int64_t>& slots);
-  int64_t pending_bytes() const;  // in addition to the state's; 0: there are no buffers for pending tokens
-  int64_t rounded_bytes() const;  // the part of pending_bytes() that is rounded copies of states
+  int64_t pending_bytes() const;   // in addition to the state's; 0: there are no buffers for pending tokens
+  int64_t rounded_bytes() const;   // the part of pending_bytes() that is rounded copies of states
+  int64_t replaced_bytes() const;  // the part of the state that steps do not access, but half as many bytes of pending_bytes()
 
   // A step of all slots, operator by operator.
   void run_all() { step({}); }
@@ -125,6 +126,7 @@ class DecodeStep {
 
  private:
   Slots on_device(const std::vector<int64_t>& slots) const;
+  int64_t sum_pending(int64_t (decode::PendingTokens::*bytes)() const) const;
   struct Rows {  // some slots of a step, and their rows of the step's logits
     std::vector<int64_t> slots, rows;
   };

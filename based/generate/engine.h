@@ -79,6 +79,7 @@ class Engine {
   int64_t state_bytes() const;
   int64_t pending_bytes() const { return decode_->pending_bytes(); }      // part of state_bytes(): pending tokens (decode/pending.h)
   int64_t rounded_bytes() const { return decode_->rounded_bytes(); }      // part of pending_bytes(): rounded copies of states
+  int64_t replaced_bytes() const { return decode_->replaced_bytes(); }    // part of the state that steps do not access (decode/pending.h)
   int64_t begins_bytes() const { return prefill_->cell_begins_bytes(); }  // part of state_bytes(): states at the begins of cells
   const ModelState& state() const { return state_; }
   // No sequence is waiting, prefilling or decoding, and step() has no output left to return.

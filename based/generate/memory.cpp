@@ -11,14 +11,17 @@
 namespace based {
 namespace {
 
-// The most bytes of a slot's rounded copies of Taylor states (decode/pending.h): few slots, a GPU before Hopper and linear attention, whose
-// state has the same names, have none.
-double rounded_sums(const LanguageModel& model, const ModelPlace& place, const DecodeOptions& decode) {
+// The most bytes of a slot's rounded copies of Taylor states and of its convolutions' last inputs (decode/pending.h): few slots, a GPU
+// before Hopper and linear attention, whose state has the same names, have none.
+double copied_states(const LanguageModel& model, const ModelPlace& place, const DecodeOptions& decode) {
   if (!place.device.is_cuda() || place.dtype != torch::kBFloat16 || decode.invariant || decode.steps != Steps::fused) return 0;
   const ModelState state = model.make_state(1);
   double bytes = 0;
   for (const MixerState& layer : state.layers())
-    if (layer.has("kv") && layer.has("k")) bytes += static_cast<double>(layer["kv"].numel() * 2);
+    for (const StateTensor& tensor : layer.tensors()) {
+      const bool sums = tensor.name == "kv" && layer.has("k"), inputs = tensor.name == "conv" && tensor.value.size(-1) == 2;
+      if (sums || inputs) bytes += static_cast<double>(tensor.value.numel() * 2);
+    }
   return bytes;
 }
 
@@ -69,7 +72,7 @@ EngineBytes engine_bytes(const ModelPlace& place, const EngineOptions& engine) {
   const int begins = engine.decode.invariant ? 1 : 0;                                       // the state at the begin of the slot's cell
   const auto drafts = static_cast<double>(engine.drafts.drafter ? engine.drafts.most : 0);  // each has a state and logits
   bytes.slot = (1 + begins + drafts) * static_cast<double>(state_bytes(model, 0)) + (1 + drafts) * logits;
-  bytes.slot += rounded_sums(model, place, engine.decode);
+  bytes.slot += copied_states(model, place, engine.decode);
   bytes.cache_token = static_cast<double>(state_bytes(model, 1 << 12) - state_bytes(model, 0)) / (1 << 12);
   return bytes;
 }

@@ -58,8 +58,8 @@ struct Expected {
 TEST(StepPlan, OfThePapersModels) {
   const std::vector<Expected> all = {
       {"based-360m", 1, {203, 3, 201, 0, 0, 0, 2}},     {"based-360m", 16, {203, 123, 0, 188, 12, 0, 3}},
-      {"based-360m", 128, {203, 124, 0, 185, 8, 5, 5}}, {"based-1.4b", 1, {270, 3, 268, 0, 0, 0, 2}},
-      {"based-1.4b", 16, {270, 163, 0, 251, 16, 0, 3}}, {"based-1.4b", 128, {270, 164, 0, 248, 10, 7, 5}},
+      {"based-360m", 128, {203, 124, 0, 185, 7, 6, 5}}, {"based-1.4b", 1, {270, 3, 268, 0, 0, 0, 2}},
+      {"based-1.4b", 16, {270, 163, 0, 251, 16, 0, 3}}, {"based-1.4b", 128, {270, 164, 0, 248, 9, 8, 5}},
       {"attn-360m", 1, {196, 196, 0, 0, 97, 0, 99}},    {"attn-360m", 16, {196, 148, 0, 144, 1, 0, 51}},
       {"attn-360m", 128, {196, 149, 0, 141, 2, 0, 53}}, {"attn-1.4b", 1, {292, 292, 0, 0, 145, 0, 147}},
       {"attn-1.4b", 16, {292, 220, 0, 216, 1, 0, 75}},  {"attn-1.4b", 128, {328, 293, 0, 105, 38, 0, 185}},
@@ -72,16 +72,24 @@ TEST(StepPlan, OfThePapersModels) {
   }
 }
 
-// Steps of many sequences in bf16 read copies of the sums, which belong to the plan; in fp32 they read the sums.
+// Steps of many sequences in bf16 read copies of the sums and the last inputs of convolutions, which belong to the plan; in fp32 they read
+// the state.
 TEST(StepPlan, SumsAreCopiedInBf16) {
   for (const auto dtype : {torch::kBFloat16, torch::kFloat32}) {
     const auto plan = plan_decode_step(find_preset("based-360m"), kH200, {.slots = 128, .dtype = dtype});
-    ASSERT_EQ(plan->pending().size(), 5U);
-    const int64_t copied = dtype == torch::kBFloat16 ? 128 * 16 * kernels::packed_features(16) * 64 * 2 : 0;
+    const bool bf16 = dtype == torch::kBFloat16;
+    const int64_t copied = bf16 ? 128 * 16 * kernels::packed_features(16) * 64 * 2 : 0, inputs = 128 * 2048 * 2 * 2;
+    int64_t sums = 0, convolutions = 0;
     for (const auto& pending : plan->pending()) {
-      EXPECT_EQ(pending->rounded_bytes(), copied);
-      EXPECT_GT(pending->bytes(), copied);
+      const bool replaces = pending->replaced_bytes() > 0;
+      (replaces ? convolutions : sums) += 1;
+      EXPECT_EQ(pending->replaced_bytes(), replaces ? 2 * inputs : 0);
+      EXPECT_EQ(pending->rounded_bytes(), replaces ? 0 : copied);
+      EXPECT_EQ(pending->bytes() == inputs, replaces);
+      EXPECT_GT(pending->bytes(), replaces ? 0 : copied);
     }
+    EXPECT_EQ(sums, 5);
+    EXPECT_EQ(convolutions, bf16 ? 17 : 0);
   }
 }
 

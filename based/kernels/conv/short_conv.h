@@ -1,11 +1,14 @@
 // Gated depthwise causal convolution with a few taps: the core of BaseConv (paper, appendix "Convolution"):
 //   y_t = act(bias + Σ_j weight[:, j] x_{t−taps+1+j}) ⊙ gate_t,   act = SiLU or identity
 #pragma once
+#include "based/kernels/common/gpu.h"
 #include "based/kernels/common/launchers.h"
 
 namespace based::kernels {
 
 constexpr int32_t kShortConvTaps = 128;  // maximum number of taps
+// In ShortConv::recent: an input that is not there. It is a NaN that no conversion to bf16 returns.
+constexpr uint32_t kNoRecentInput = 0xffff;
 
 struct ShortConv {                     // caller owns all memory; strides count elements from one token to the next
   const void* x = nullptr;             // [tokens, channels]
@@ -25,10 +28,28 @@ struct ShortConv {                     // caller owns all memory; strides count 
   // CUDA, in a step: no earlier kernel in the queue writes weight, bias or slots, or accesses the state. So this kernel may read them while
   // earlier kernels still run.
   bool state_is_private = false;
+  // CUDA, in a step: [slots, channels], each slot's last two inputs in bf16, the older one in the lower half, read and updated instead of
+  // the state, which has twice the bytes. Where the older input, or both, are kNoRecentInput, they are the last ones of the state. null:
+  // the state is read and updated. Requires short_conv_has_recent().
+  uint32_t* recent = nullptr;
   bool adds_input = false;  // CUDA, not in a step: adds x_t to y_t; requires x_bias = null
   // CUDA, not in a step: biases [channels] added in fp32 to x and to the gate when they are read, or null: 0. The inputs in `state` already
   // include them.
   const void *x_bias = nullptr, *gate_bias = nullptr;
+};
+
+// Whether a step handles four channels a thread.
+inline bool short_conv_step_has_fours(const ShortConv& p) {
+  return (p.taps == 3 || p.taps == 4) && p.channels % 4 == 0 && p.x_stride % 4 == 0 && p.y_stride % 4 == 0 && p.gate_stride % 4 == 0 &&
+         aligned16(p.x) && aligned16(p.weight) && aligned16(p.bias) && aligned16(p.gate) && aligned16(p.y) && aligned16(p.state);
+}
+inline bool short_conv_has_recent(const ShortConv& p) { return short_conv_step_has_fours(p) && p.taps == 3 && p.dtype == DType::bf16; }
+// Moves recent inputs of some slots into the state: its value is then that after the same steps without `recent`.
+struct ShortConvFlush {
+  float* state = nullptr;         // [slots, channels, 2]
+  uint32_t* recent = nullptr;     // [slots, channels]; kNoRecentInput afterwards
+  const int64_t* slot = nullptr;  // [rows], distinct
+  int64_t rows = 0, channels = 0;
 };
 
 // A step of up to kShortConvStepTokens consecutive tokens of one sequence, with the bits of a step for each of them.
@@ -69,6 +90,7 @@ int64_t short_conv_backward_scratch(const ShortConvBackward&);
 Status short_conv_backward(const ShortConvBackward&, void* scratch, Queue);
 Status short_conv_step(const ShortConv&, Queue);
 Status short_conv_tokens(const ShortConvTokens&, Queue);
+Status short_conv_flush(const ShortConvFlush&, Queue);
 }  // namespace cuda
 
 // A device's launchers, as above.
@@ -80,6 +102,7 @@ struct ShortConvLaunchers {
   bool (*backward_sums)(const ShortConvBackward&);       // whether the backward can write grad_sums
   bool adds_input;                                       // whether forward and backward support adds_input
   Status (*step_tokens)(const ShortConvTokens&, Queue);  // null: a step for each token
+  Status (*flush)(const ShortConvFlush&, Queue);         // null: steps have no recent inputs
 };
 
 }  // namespace based::kernels

@@ -70,6 +70,7 @@ struct NormBefore {
 // read, and after a norm. The sums are rounded to bf16, as the layer stores them, so that the bits are those of two kernels.
 struct ConvAfter {
   float* state = nullptr;                         // [slots, channels, taps − 1], private to this launch: see ShortConv::state_is_private
+  uint32_t* recent = nullptr;                     // as ShortConv::recent, with 3 taps
   const int64_t* slot = nullptr;                  // [rows]
   const void *weight = nullptr, *bias = nullptr;  // [channels, taps] and [channels], bf16, constant; bias may be null
   void* rest = nullptr;     // [rows, channels], bf16: the outputs that are not convolved; null where they are the gate
@@ -87,10 +88,12 @@ constexpr int64_t joined_norm_squares(int64_t rows, int64_t width) {
   return ceil_div(rows, kLinearRows) * joined_norm_parts(width) * kLinearRows;
 }
 constexpr int convolved_taps(bool has_gate) { return has_gate ? 3 : 4; }  // Based's and Mamba's
+constexpr int kFewConvolvedRows = 32;                                     // so few have no recent inputs
 // Whether a layer, with outputs for both halves, can convolve. Where it needs larger tiles, a kernel of its own is faster (measured).
 inline bool linear_conv_supports(const Linear& p, const ShortConv& conv, const Gpu& gpu) {
   return conv.taps == convolved_taps(conv.gate != nullptr) && conv.state_is_private && conv.dtype == DType::bf16 &&
-         p.out == 2 * conv.channels && p.rows == conv.rows && conv.channels % 8 == 0 && conv.y_stride % 8 == 0 && aligned16(conv.y) &&
+         p.out == 2 * conv.channels && p.rows == conv.rows && (conv.recent == nullptr || p.rows > kFewConvolvedRows) &&
+         conv.channels % 8 == 0 && conv.y_stride % 8 == 0 && aligned16(conv.y) &&
          (p.rows <= kLinearRows || ceil_div(p.out, kLinearOutputs) * ceil_div(p.rows, kLinearRows) <= gpu.multiprocessors) &&
          linear_swiglu_hopper_supports(p, gpu);
 }

@@ -81,7 +81,8 @@ const DefineLaunchers<ShortConvLaunchers> kShortConvLaunchers(Device::cpu,
                                                                .step = on_cpu<short_conv_step>,
                                                                .backward_sums = [](const ShortConvBackward&) { return false; },
                                                                .adds_input = false,
-                                                               .step_tokens = nullptr});
+                                                               .step_tokens = nullptr,
+                                                               .flush = nullptr});
 }
 
 }  // namespace based::kernels::cpu

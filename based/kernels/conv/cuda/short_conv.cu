@@ -161,9 +161,17 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = blockIdx.x, c = (blockIdx.y * int64_t{kThreads} + threadIdx.x) * kCount;
   if (c >= p.channels) return;
   float* state = p.state + ((p.slot != nullptr ? p.slot[row] : row) * p.channels + c) * kKept;
+  constexpr bool kRecent = kTaps == 3 && kMost == 1 && sizeof(T) == 2;  // whether there may be recent inputs
+  const bool has_recent = kRecent && p.recent != nullptr;
+  uint4* const recent = reinterpret_cast<uint4*>(p.recent + (p.slot != nullptr ? p.slot[row] : row) * p.channels + c);
   float old[kKept][kCount], x[kMost][kCount], gate[kMost][kCount], bias[kCount] = {}, weight[kTaps][kCount];
+  uint4 words = {};
+  if (has_recent) {
+    words = *recent;
+  } else {
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) load_floats<kCount>(state + i * kCount, old[i]);
+    for (int i = 0; i < kKept; ++i) load_floats<kCount>(state + i * kCount, old[i]);
+  }
   if (p.bias != nullptr) load_floats<kCount>(static_cast<const T*>(p.bias) + c, bias);
 #pragma unroll
   for (int i = 0; i < kTaps; ++i) load_floats<kCount>(static_cast<const T*>(p.weight) + kTaps * c + i * kCount, weight[i]);
@@ -175,6 +183,18 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (float& factor : gate[t]) factor = 1;
     if (p.gate != nullptr) load_floats<kCount>(static_cast<const T*>(p.gate) + (row + t) * p.gate_stride + c, gate[t]);
+  }
+  if constexpr (kRecent) {
+    if (has_recent) {
+      const uint32_t word[kCount] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float2 inputs = recent_inputs(word[i], state + kKept * i);
+        old[i / 2][i % 2 * 2] = inputs.x, old[i / 2][i % 2 * 2 + 1] = inputs.y;
+      }
+      *recent = make_uint4(next_recent(word[0], x[0][0]), next_recent(word[1], x[0][1]), next_recent(word[2], x[0][2]),
+                           next_recent(word[3], x[0][3]));
+    }
   }
   float y[kCount];
 #pragma unroll
@@ -198,8 +218,10 @@ __global__ void __launch_bounds__(kThreads)
     }
     store_floats<kCount>(static_cast<T*>(p.y) + (row + t) * p.y_stride + c, y);
   }
+  if (!has_recent) {
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) store_floats<kCount>(state + i * kCount, old[i]);
+    for (int i = 0; i < kKept; ++i) store_floats<kCount>(state + i * kCount, old[i]);
+  }
   if constexpr (kMost > 1) {
     for (int64_t i = 0; i < tokens.padding; ++i) store_floats<kCount>(static_cast<T*>(p.y) + (tokens.count + i) * p.y_stride + c, y);
   }
@@ -247,6 +269,17 @@ __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ Sh
   }
 }
 
+// A thread moves the recent inputs of a channel of a row.
+__global__ void __launch_bounds__(kThreads) flush_recent(const __grid_constant__ ShortConvFlush p) {
+  overlap_kernels();
+  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x;
+  if (c >= p.channels) return;
+  const int64_t channel = p.slot[blockIdx.x] * p.channels + c;
+  float2* state = reinterpret_cast<float2*>(p.state) + channel;
+  *state = recent_inputs(p.recent[channel], reinterpret_cast<const float*>(state));
+  p.recent[channel] = kNoRecentInput << 16 | kNoRecentInput;
+}
+
 template <typename T, bool kSeveral>
 auto* choose_step(int taps, bool four) {
   constexpr int kMost = kSeveral ? kShortConvStepTokens : 1;
@@ -258,9 +291,8 @@ template <bool kSeveral>
 Status launch_step(const ShortConv& p, const RowTokens& tokens, Queue queue) {
   if (p.x_bias != nullptr || p.gate_bias != nullptr) return {"short_conv_step: x and the gate must have their biases"};
   const bool bf = p.dtype == DType::bf16;
-  const bool four = (p.taps == 3 || p.taps == 4) && p.channels % 4 == 0 && p.x_stride % 4 == 0 && p.y_stride % 4 == 0 &&
-                    p.gate_stride % 4 == 0 && aligned16(p.x) && aligned16(p.weight) && aligned16(p.bias) && aligned16(p.gate) &&
-                    aligned16(p.y) && aligned16(p.state) && aligned16(tokens.kept_state);
+  const bool four = short_conv_step_has_fours(p) && aligned16(tokens.kept_state);
+  if (p.recent != nullptr && (kSeveral || !short_conv_has_recent(p))) return {"short_conv_step: this step has no recent inputs"};
   auto* kernel = bf ? choose_step<bf16, kSeveral>(p.taps, four) : choose_step<float, kSeveral>(p.taps, four);
   const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(ceil_div(p.channels, kThreads * (four ? 4 : 1))));
   return launch_overlapped(kernel, {grid, kThreads}, queue, p, tokens);
@@ -300,6 +332,12 @@ Status short_conv_forward(const ShortConv& p, Queue queue) {
 Status short_conv_step(const ShortConv& p, Queue queue) {
   if (p.rows == 0) return {};
   return launch_step<false>(p, {}, queue);
+}
+
+Status short_conv_flush(const ShortConvFlush& p, Queue queue) {
+  if (p.rows == 0) return {};
+  const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(ceil_div(p.channels, kThreads)));
+  return launch_overlapped(flush_recent, {grid, kThreads}, queue, p);
 }
 
 Status short_conv_tokens(const ShortConvTokens& p, Queue queue) {

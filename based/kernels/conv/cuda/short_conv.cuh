@@ -34,6 +34,16 @@ __device__ __forceinline__ float input_at(const ShortConv& p, const float* state
   return state[(row * p.channels + c) * (p.taps - 1) + p.taps - 1 + token - start];
 }
 
+// The last two inputs of a channel of a slot, given its word of ShortConv::recent and its state.
+__device__ __forceinline__ float2 recent_inputs(uint32_t word, const float* state) {
+  const bool has_older = (word & 0xffff) != kNoRecentInput, has_newer = word >> 16 != kNoRecentInput;
+  if (has_older) return {low_float(word), high_float(word)};
+  const float2 before = *reinterpret_cast<const float2*>(state);
+  return has_newer ? make_float2(before.y, high_float(word)) : before;
+}
+// The word after the input x, which is a value of bf16.
+__device__ __forceinline__ uint32_t next_recent(uint32_t word, float x) { return word >> 16 | pack_bf16(0, x); }
+
 template <typename T>
 __device__ __forceinline__ float gate_at(const ShortConv& p, int64_t token, int64_t c) {
   return p.gate == nullptr ? 1.0F : element_or_zero<T>(p.gate, token * p.gate_stride + c) + element_or_zero<T>(p.gate_bias, c);

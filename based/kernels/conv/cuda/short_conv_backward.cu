@@ -394,7 +394,8 @@ const DefineLaunchers<ShortConvLaunchers> kLaunchers(Device::cuda, {.forward = s
                                                                     .step = short_conv_step,
                                                                     .backward_sums = short_conv_backward_sums,
                                                                     .adds_input = true,
-                                                                    .step_tokens = short_conv_tokens});
+                                                                    .step_tokens = short_conv_tokens,
+                                                                    .flush = short_conv_flush});
 }
 
 }  // namespace based::kernels::cuda

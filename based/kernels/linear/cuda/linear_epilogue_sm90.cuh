@@ -1,5 +1,7 @@
 // Parts of the epilogue of linear_sm90.cu.
 #pragma once
+#include <type_traits>
+
 #include "based/kernels/common/cuda/launch.h"
 #include "based/kernels/common/cuda/vectors.cuh"
 #include "based/kernels/common/cuda/wgmma.cuh"
@@ -11,10 +13,17 @@ namespace based::kernels::cuda::detail {
 constexpr int kGroup = 128;              // threads of a warpgroup
 constexpr int kUnitBytes = kGroup * 16;  // a unit of sums: 8 rows by kLinearOutputs, 16 bytes per thread
 
-// The result made from the sums: y; y after SwiGLU; y after a convolution and its gate (ConvAfter); y after a convolution of the first half
-// of the outputs, and the second half as it is; or the residual stream plus the sums, prepared for a norm in the next layer (NormAfter).
-enum class LinearForm { plain, swiglu, conv, conv_of_half, adds };
-constexpr bool convolves(LinearForm form) { return form == LinearForm::conv || form == LinearForm::conv_of_half; }
+// The result made from the sums.
+enum class LinearForm {
+  plain,         // y
+  swiglu,        // y after SwiGLU
+  conv,          // y after a convolution and its gate (ConvAfter)
+  conv_recent,   // the same, where ConvAfter::recent has the last inputs
+  conv_of_half,  // y after a convolution of the first half of the outputs, and the second half as it is
+  adds,          // the residual stream plus the sums, prepared for a norm in the next layer (NormAfter)
+};
+constexpr bool has_conv_gates(LinearForm form) { return form == LinearForm::conv || form == LinearForm::conv_recent; }
+constexpr bool convolves(LinearForm form) { return has_conv_gates(form) || form == LinearForm::conv_of_half; }
 // Whether a lane has the sums of an output and of the one half of the outputs after it, which is its gate where the form has gates.
 constexpr bool has_pairs(LinearForm form) { return form == LinearForm::swiglu || convolves(form); }
 
@@ -120,31 +129,33 @@ struct EpilogueInputs {
   }
 };
 
-// The convolution of a lane's output. A lane has two rows of each unit, and loads their states before the sums are complete.
-template <int kUnits, int kTaps>
+// The convolution of a lane's output. A lane has two rows of each unit, and loads their last inputs before the sums are complete.
+template <int kUnits, LinearForm kForm>
 struct LaneConv {
-  static constexpr int kKept = kTaps - 1;
-  struct alignas(kKept % 2 == 0 ? 8 : 4) Inputs {
+  static constexpr int kTaps = taps_of(kForm), kKept = kTaps - 1;
+  static constexpr bool kRecent = kForm == LinearForm::conv_recent;
+  struct alignas(kKept % 2 == 0 ? 8 : 4) Inputs {  // oldest first
     float x[kKept];
   };
+  using Kept = std::conditional_t<kRecent, uint32_t, Inputs>;  // of a channel of a slot: its word of ConvAfter::recent, or its state
   const ConvAfter& conv;
   const int rows;                         // rows from the lane's first unit on; 0: the layer has no such output
   const int64_t* const row_slots;         // the slots of these rows
-  char* const state;                      // that of slot 0
-  const uint32_t slot_bytes;              // from one slot to the next
+  const int64_t channel, channels;        // the lane's channel, and those of a slot
   uint32_t weight[kTaps] = {}, bias = 0;  // bf16
   uint32_t slot[kUnits][2] = {};
-  Inputs inputs[kUnits][2] = {};  // the last ones of the rows, oldest first
+  Kept kept[kUnits][2] = {};
+  Inputs read[kUnits][2];  // the inputs that the words stand for
 
   // `first_row`: of the lane's first unit; `out`: the lane's output.
   __device__ __forceinline__ LaneConv(const ConvAfter& of_conv, const Linear& p, int first_row, int64_t out)
       : conv(of_conv),
         rows(out < p.out / 2 ? static_cast<int>(p.rows) - first_row : 0),
         row_slots(conv.slot + first_row),
-        state(reinterpret_cast<char*>(conv.state) + out * sizeof(Inputs)),
-        slot_bytes(static_cast<uint32_t>(p.out / 2 * sizeof(Inputs))) {}
-  // Loads the states of `units` units; all slots first, since each load takes long.
-  __device__ __forceinline__ void load(int64_t out, int units) {
+        channel(out),
+        channels(p.out / 2) {}
+  // Loads the last inputs of `units` units; all slots first, since each load takes long.
+  __device__ __forceinline__ void load(int units) {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
@@ -155,12 +166,12 @@ struct LaneConv {
     for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (u < units && row_of(u, i) < rows) inputs[u][i] = *inputs_of(slot[u][i]);
+        if (u < units && row_of(u, i) < rows) kept[u][i] = *kept_of<Kept>(slot[u][i]);
     }
     if (rows <= 0) return;
 #pragma unroll
-    for (int i = 0; i < kTaps; ++i) weight[i] = static_cast<const uint16_t*>(conv.weight)[kTaps * out + i];
-    if (conv.bias != nullptr) bias = static_cast<const uint16_t*>(conv.bias)[out];
+    for (int i = 0; i < kTaps; ++i) weight[i] = static_cast<const uint16_t*>(conv.weight)[kTaps * channel + i];
+    if (conv.bias != nullptr) bias = static_cast<const uint16_t*>(conv.bias)[channel];
   }
   // As EpilogueInputs::fence().
   __device__ __forceinline__ void fence() {
@@ -170,28 +181,62 @@ struct LaneConv {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
-      for (int i = 0; i < 2 * kKept; ++i) asm volatile("" : "+f"(inputs[u][i / kKept].x[i % kKept])::"memory");
+      for (Kept& k : kept[u]) {
+        if constexpr (kRecent) {
+          asm volatile("" : "+r"(k)::"memory");
+        } else {
+#pragma unroll
+          for (float& x : k.x) asm volatile("" : "+f"(x)::"memory");
+        }
+      }
     }
   }
-  // The convolution of the lane's row i of a unit, from the layer's output. Replaces the state.
+  // To be called after fence(). Only a sequence's first steps after a prompt read its state.
+  __device__ __forceinline__ void read_words() {
+    bool all_there = true;
+#pragma unroll
+    for (int i = 0; i < 2 * kUnits; ++i) {
+      const uint32_t word = kept[i / 2][i % 2];
+      all_there &= (word & 0xffff) != kNoRecentInput;
+      read[i / 2][i % 2] = {low_float(word), high_float(word)};
+    }
+    if (all_there) return;
+#pragma unroll
+    for (int i = 0; i < 2 * kUnits; ++i) {
+      if (row_of(i / 2, i % 2) >= rows) continue;
+      const float2 inputs = recent_inputs(kept[i / 2][i % 2], kept_of<Inputs>(slot[i / 2][i % 2])->x);
+      read[i / 2][i % 2] = {inputs.x, inputs.y};
+    }
+  }
+  // The convolution of the lane's row i of a unit, from the layer's output. Replaces the last inputs.
   __device__ __forceinline__ float convolve(int u, int i, float x) {
     x = to_float(from_float<bf16>(x));
-    const Inputs before = inputs[u][i];
-    Inputs after;
+    const bool has_row = row_of(u, i) < rows;
+    Inputs before;
+    if constexpr (kRecent) {
+      before = read[u][i];
+      if (has_row) *kept_of<uint32_t>(slot[u][i]) = next_recent(kept[u][i], x);
+    } else {
+      before = kept[u][i];
+      Inputs after;
+#pragma unroll
+      for (int j = 0; j < kKept; ++j) after.x[j] = j + 1 < kKept ? before.x[j + 1] : x;
+      if (has_row) *kept_of<Inputs>(slot[u][i]) = after;
+    }
     float z = low_float(bias);
 #pragma unroll
-    for (int j = 0; j < kKept; ++j) {
-      z = fmaf(low_float(weight[j]), before.x[j], z);
-      after.x[j] = j + 1 < kKept ? before.x[j + 1] : x;
-    }
-    if (row_of(u, i) < rows) *inputs_of(slot[u][i]) = after;
+    for (int j = 0; j < kKept; ++j) z = fmaf(low_float(weight[j]), before.x[j], z);
     return activate(fmaf(low_float(weight[kKept]), x, z), conv.silu);
   }
 
  private:
   __device__ __forceinline__ static int row_of(int u, int i) { return 8 * u + static_cast<int>(threadIdx.x) % 4 * 2 + i; }
-  __device__ __forceinline__ Inputs* inputs_of(uint32_t in_slot) const {
-    return reinterpret_cast<Inputs*>(state + uint64_t{in_slot} * slot_bytes);
+  template <typename Type>
+  __device__ __forceinline__ Type* kept_of(uint32_t in_slot) const {
+    void* all = conv.state;
+    if constexpr (std::is_same_v<Type, uint32_t>) all = conv.recent;
+    char* of_channel = static_cast<char*>(all) + channel * static_cast<int64_t>(sizeof(Type));
+    return reinterpret_cast<Type*>(of_channel + uint64_t{in_slot} * static_cast<uint32_t>(channels * sizeof(Type)));
   }
 };
 #endif

@@ -165,7 +165,7 @@ struct LinearBlock {  // the block's part of the problem; with gates, 64 outputs
 template <typename Y, bool kScaled, int kSplits, class Tile, LinearForm kForm>
 __device__ __forceinline__ void finish(const Linear& p, const JoinedParts& joined, const LinearBlock<Tile, kForm>& block, int group,
                                        const float (&d)[LinearBlock<Tile, kForm>::kUnits * 4], EpilogueInputs<kForm>& inputs,
-                                       LaneConv<LinearBlock<Tile, kForm>::kUnits, taps_of(kForm)>& lane_conv) {
+                                       LaneConv<LinearBlock<Tile, kForm>::kUnits, kForm>& lane_conv) {
   constexpr bool kAdds = kForm == LinearForm::adds, kFromRegisters = kSplits == 1 && !kAdds;
   constexpr int kRows = Tile::kRows, kUnits = Tile::kGroupRows / 8, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
   constexpr int kBatch = kFromRegisters || kOwned < kHeldUnits ? kOwned : kHeldUnits;  // units that are reduced together
@@ -401,9 +401,9 @@ __global__ void __launch_bounds__(kThreads<Tile, kScaled>, Tile::kRows >= kLinea
   if (!p.weight_is_constant) wait_for_earlier_kernels();
   EpilogueInputs<kForm> inputs(p, joined.after, block.group_out(group));
   const int owned = max(1, kUnits / plan.splits), owned_row = block.first_row + block.group_row(group) + block.split * owned * 8;
-  LaneConv<kUnits, taps_of(kForm)> lane_conv(joined.conv, p, owned_row, inputs.out);
+  LaneConv<kUnits, kForm> lane_conv(joined.conv, p, owned_row, inputs.out);
   if constexpr (convolves(kForm)) {
-    if (block.split < kUnits) lane_conv.load(inputs.out, owned);
+    if (block.split < kUnits) lane_conv.load(owned);
   }
   if constexpr (kForm == LinearForm::adds) {
     wait_for_earlier_kernels();
@@ -433,6 +433,7 @@ __global__ void __launch_bounds__(kThreads<Tile, kScaled>, Tile::kRows >= kLinea
   wgmma_wait<0>();
   accumulator_fence(d), inputs.fence();
   if constexpr (convolves(kForm)) lane_conv.fence();
+  if constexpr (kForm == LinearForm::conv_recent) lane_conv.read_words();
 
   wait_for_earlier_kernels();            // before this thread writes anything that earlier kernels read
   consumer_barrier<kGroups, kScaled>();  // all warps have finished reading the stages; their memory is reused for y or the sums
@@ -537,9 +538,11 @@ Status choose_rows(Layers layers, const JoinedParts& joined, Queue queue) {
       return run<Y, kForm, kScaled, LinearTile<2 * kLinearRows, 2 * kLinearOutputs>>(layers, joined, queue);
     }
   }
-  if (rows <= 8) return run<Y, kForm, kScaled, LinearTile<8>>(layers, joined, queue);
-  if (rows <= 16) return run<Y, kForm, kScaled, LinearTile<16>>(layers, joined, queue);
-  if (rows <= 32) return run<Y, kForm, kScaled, LinearTile<32>>(layers, joined, queue);
+  if constexpr (kForm != LinearForm::conv_recent) {  // it has more than kFewConvolvedRows
+    if (rows <= 8) return run<Y, kForm, kScaled, LinearTile<8>>(layers, joined, queue);
+    if (rows <= 16) return run<Y, kForm, kScaled, LinearTile<16>>(layers, joined, queue);
+    if (rows <= 32) return run<Y, kForm, kScaled, LinearTile<32>>(layers, joined, queue);
+  }
   return rows <= 64 ? run<Y, kForm, kScaled, LinearTile<64>>(layers, joined, queue)
                     : run<Y, kForm, kScaled, LinearTile<128>>(layers, joined, queue);
 }
@@ -571,11 +574,15 @@ Status linear_conv_after_norm(const Linear& p, const ShortConv& conv, const Norm
   if (conv.slot == nullptr) return {"linear_conv_after_norm: the rows must have slots"};
   Linear layer = p;
   layer.y = conv.y, layer.y_stride = conv.y_stride;
-  ConvAfter after{.state = conv.state, .slot = conv.slot, .weight = conv.weight, .bias = conv.bias, .silu = conv.silu};
-  if (conv.gate != nullptr)
-    return detail::choose_rows<detail::bf16, detail::LinearForm::conv, true>({&layer, 1}, {previous, {}, after}, queue);
-  after.rest = static_cast<detail::bf16*>(p.y) + conv.channels, after.rest_stride = p.y_stride;
-  return detail::choose_rows<detail::bf16, detail::LinearForm::conv_of_half, true>({&layer, 1}, {previous, {}, after}, queue);
+  ConvAfter after{
+      .state = conv.state, .recent = conv.recent, .slot = conv.slot, .weight = conv.weight, .bias = conv.bias, .silu = conv.silu};
+  if (conv.gate == nullptr) after.rest = static_cast<detail::bf16*>(p.y) + conv.channels, after.rest_stride = p.y_stride;
+  const auto launch_form = [&]<detail::LinearForm kForm>() {
+    return detail::choose_rows<detail::bf16, kForm, true>({&layer, 1}, {previous, {}, after}, queue);
+  };
+  if (conv.gate == nullptr) return launch_form.operator()<detail::LinearForm::conv_of_half>();
+  return conv.recent != nullptr ? launch_form.operator()<detail::LinearForm::conv_recent>()
+                                : launch_form.operator()<detail::LinearForm::conv>();
 }
 
 namespace {
