@@ -150,12 +150,18 @@ void verify_causal_attention_step(Report& report) {
                                                               {2, 64, 4, 4, 64, fp, bf, {10, 90}},
                                                               {2, 33, 5, 5, 20, fp, fp, {32, 33}},
                                                               {2, 40, 3, 3, 250, bf, fp, {39, 41}},
-                                                              {2, 64, 40, 40, 64, bf, bf, {10, 90}}}) {
+                                                              {2, 64, 40, 40, 64, bf, bf, {10, 90}},
+                                                              // rings of one tile, more rows than run at once
+                                                              {450, 16, 16, 16, 112, bf, bf, {0, 1, 15, 16, 1000}},
+                                                              {801, 16, 8, 8, 104, bf, bf, {15, 3, 100}},
+                                                              {512, 11, 16, 8, 64, bf, bf, {10, 11, 4}},
+                                                              {600, 16, 8, 8, 128, bf, bf, {7, 16}}}) {
     verify(report, s, seed++);
     s.settled = true;
     verify(report, s, seed++);
   }
   for (const int32_t head_dim : {64, 112}) verify_same_bits(report, {140, 64, 16, 16, head_dim, bf, bf, {40, 2, 62}}, seed++);
+  for (const int32_t head_dim : {64, 112, 128}) verify_same_bits(report, {450, 16, 16, 16, head_dim, bf, bf, {4, 2, 14}}, seed++);
 }
 
 const DefineFamily<Report> kCausalAttentionTokens("causal_attention_tokens", verify_causal_attention_tokens);
