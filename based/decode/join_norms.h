@@ -1,7 +1,8 @@
 // Norms of a step of several sequences as parts of the layers before and after them (kernels/linear/linear_step.h). This applies where a
 // norm adds the outputs of the layer before it to the residual stream, and only layers read the norm's y. The layer before the norm
 // computes the first half of the norm after its own outputs, and the layers after the norm compute the second half after theirs. If the
-// outputs of such a layer are the input and the gate of a short convolution right after it, the layer computes the convolution, too.
+// outputs of such a layer are the input and the gate of a short convolution right after it, or its input and values that it does not read,
+// the layer computes the convolution, too.
 #pragma once
 #include <string>
 #include <vector>

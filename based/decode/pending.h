@@ -1,5 +1,5 @@
-// Tokens whose updates have not been added to a state yet, stored beside it. The engine owns them. The state has its value only after a
-// flush.
+// Tokens whose updates have not been added to a state yet, or inputs that a state does not have yet, stored beside it. The engine owns
+// them. The state has its value only after a flush.
 #pragma once
 #include "based/runtime/torch.h"
 
@@ -12,7 +12,7 @@ class PendingTokens {
   virtual void forget(const at::Tensor& slots) = 0;  // drops the pending tokens of these slots: another sequence uses their state
   virtual int64_t bytes() const = 0;                 // size for all slots
   virtual int64_t rounded_bytes() const = 0;         // the part of bytes() that is a rounded copy of the state
-  virtual int64_t replaced_bytes() const = 0;        // the part of the state that steps do not access, but half as many bytes here
+  virtual int64_t replaced_bytes() const = 0;        // of the state, which steps do not access: they access half as many of bytes()
 };
 
 }  // namespace based::decode

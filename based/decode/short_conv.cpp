@@ -1,6 +1,9 @@
 // A step of the short convolution. Its kernel reads the state early. It may be part of the layer that computes its input and gate: of its
 // launch (join_norms.h), or of its instruction in the step's program.
 #include "based/ops/conv/short_conv.h"
+
+#include <c10/core/DeviceGuard.h>
+
 #include "based/decode/pending.h"
 #include "based/decode/state_kernel.h"
 #include "based/decode/step_program.h"
@@ -42,6 +45,7 @@ class RecentInputs final : public PendingTokens {
   explicit RecentInputs(const Tensor& state)
       : state_(state), inputs_(at::full({state.size(0), state.size(1), 2}, kNone, state.options().dtype(at::kShort))) {}
   void flush(const Tensor& slots) override {
+    const c10::DeviceGuard guard(state_.device());
     const Tensor slot = slots.contiguous();
     ops::require_ok(launch(
         kernels::ShortConvFlush{state_.mutable_data_ptr<float>(), data(), slot.const_data_ptr<int64_t>(), slot.size(0), state_.size(1)},

@@ -78,7 +78,7 @@ class DecodeStep {
   void forget_pending(const std::vector<int64_t>& slots);
   int64_t pending_bytes() const;   // in addition to the state's; 0: there are no buffers for pending tokens
   int64_t rounded_bytes() const;   // the part of pending_bytes() that is rounded copies of states
-  int64_t replaced_bytes() const;  // the part of the state that steps do not access, but half as many bytes of pending_bytes()
+  int64_t replaced_bytes() const;  // the part of the state that steps do not access; they access half as many of pending_bytes()
 
   // A step of all slots, operator by operator.
   void run_all() { step({}); }

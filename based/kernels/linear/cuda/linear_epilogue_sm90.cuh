@@ -22,8 +22,9 @@ enum class LinearForm {
   conv_of_half,  // y after a convolution of the first half of the outputs, and the second half as it is
   adds,          // the residual stream plus the sums, prepared for a norm in the next layer (NormAfter)
 };
-constexpr bool has_conv_gates(LinearForm form) { return form == LinearForm::conv || form == LinearForm::conv_recent; }
-constexpr bool convolves(LinearForm form) { return has_conv_gates(form) || form == LinearForm::conv_of_half; }
+constexpr bool convolves(LinearForm form) {
+  return form == LinearForm::conv || form == LinearForm::conv_recent || form == LinearForm::conv_of_half;
+}
 // Whether a lane has the sums of an output and of the one half of the outputs after it, which is its gate where the form has gates.
 constexpr bool has_pairs(LinearForm form) { return form == LinearForm::swiglu || convolves(form); }
 
@@ -137,7 +138,7 @@ struct LaneConv {
   struct alignas(kKept % 2 == 0 ? 8 : 4) Inputs {  // oldest first
     float x[kKept];
   };
-  using Kept = std::conditional_t<kRecent, uint32_t, Inputs>;  // of a channel of a slot: its word of ConvAfter::recent, or its state
+  using Kept = std::conditional_t<kRecent, uint32_t, Inputs>;  // the word of ConvAfter::recent, or the state, of a slot's channel
   const ConvAfter& conv;
   const int rows;                         // rows from the lane's first unit on; 0: the layer has no such output
   const int64_t* const row_slots;         // the slots of these rows
