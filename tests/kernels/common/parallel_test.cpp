@@ -1,8 +1,11 @@
 #include "based/kernels/common/cpu/parallel.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <mutex>
+#include <set>
 #include <vector>
 
 namespace based::kernels::cpu {
@@ -41,6 +44,28 @@ TEST(Parallel, RunsInlineInsideAnotherLoop) {
   });
   EXPECT_EQ(calls, 2);
 }
+
+#if defined(_OPENMP) && defined(__linux__)
+// libgomp ends the threads that a smaller team lacks: loops of few parts between loops of many would start threads anew each time.
+TEST(Parallel, LoopsOfAnySizeKeepTheThreads) {
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(4);
+  std::mutex mutex;
+  std::set<pid_t> threads;
+  const auto note = [&] {
+    const std::lock_guard lock(mutex);
+    threads.insert(gettid());
+  };
+  for (int i = 0; i < 20; ++i) {
+    for (const int64_t n : {4, 2, 3}) {
+      parallel_for(n, 1, [&](int64_t, int64_t) { note(); });
+      parallel_items(n, [&](int64_t, int64_t) { note(); });
+    }
+  }
+  omp_set_num_threads(before);
+  EXPECT_LE(threads.size(), 4U);
+}
+#endif
 
 }  // namespace parallel_test
 }  // namespace based::kernels::cpu

@@ -3,6 +3,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #ifdef _OPENMP
@@ -26,12 +27,6 @@ struct HostThreads {
   void (*run)(int64_t parts, void (*body)(void* context, int64_t part), void* context) = nullptr;
 };
 inline HostThreads host_threads;
-
-template <class Body>
-void run_on_host_threads(int64_t parts, Body& body) {
-  host_threads.run(
-      parts, [](void* context, int64_t part) { (*static_cast<Body*>(context))(part); }, &body);
-}
 #endif
 
 inline int max_threads() {
@@ -44,28 +39,30 @@ inline int max_threads() {
 #endif
 }
 
+// Calls body(part) for every part of [0, parts), parts <= max_threads(), each on a thread of its own where there are so many.
+template <class Body>
+void run_parts(int64_t parts, Body&& body) {
+#if defined(BASED_HOST_THREADS)
+  host_threads.run(
+      parts, [](void* context, int64_t part) { (*static_cast<std::remove_reference_t<Body>*>(context))(part); }, &body);
+#elif defined(_OPENMP)
+  // All threads begin, though some may have nothing to do: libgomp ends the threads that a smaller team lacks, and the next loop would have
+  // to start them again, which takes much longer than most loops.
+#pragma omp parallel num_threads(max_threads())
+  for (int64_t part = omp_get_thread_num(), team = omp_get_num_threads(); part < parts; part += team) body(part);
+#else
+  for (int64_t part = 0; part < parts; ++part) body(part);
+#endif
+}
+
 // Calls body(begin, end) on disjoint ranges that cover [0, n), of at least `grain` elements where n allows. Inside another parallel loop it
 // runs on the calling thread.
 template <class Body>
 void parallel_for(int64_t n, int64_t grain, Body&& body) {
   if (n <= 0) return;
-  const int64_t parts = grain > 0 ? (n + grain - 1) / grain : n;
-  const int threads = static_cast<int>(parts < max_threads() ? parts : max_threads());
-  if (threads <= 1) {
-    body(int64_t{0}, n);
-    return;
-  }
-#if defined(BASED_HOST_THREADS)
-  auto run_part = [&](int64_t part) { body(n * part / threads, n * (part + 1) / threads); };
-  run_on_host_threads(threads, run_part);
-#elif defined(_OPENMP)
-#pragma omp parallel num_threads(threads)
-  {
-    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
-    const int64_t begin = n * me / team, end = n * (me + 1) / team;
-    if (begin < end) body(begin, end);
-  }
-#endif
+  const int64_t ranges = grain > 0 ? (n + grain - 1) / grain : n, parts = ranges < max_threads() ? ranges : max_threads();
+  if (parts <= 1) return body(int64_t{0}, n);
+  run_parts(parts, [&](int64_t part) { body(n * part / parts, n * (part + 1) / parts); });
 }
 
 // parallel_for over rows of `width` numbers each. Starting a second thread costs a few microseconds, in which one thread works through
@@ -80,21 +77,15 @@ void parallel_rows(int64_t rows, int64_t width, Body&& body) {
 // than min(n, max_threads()).
 template <class Body>
 void parallel_items(int64_t n, Body&& body) {
-  const int threads = static_cast<int>(n < max_threads() ? n : max_threads());
+  const int64_t threads = n < max_threads() ? n : max_threads();
   if (threads <= 1) {
     for (int64_t item = 0; item < n; ++item) body(item, int64_t{0});
     return;
   }
-#if defined(BASED_HOST_THREADS)
   std::atomic<int64_t> next{0};
-  auto run_part = [&](int64_t part) {
-    for (int64_t item = next++; item < n; item = next++) body(item, part);
-  };
-  run_on_host_threads(threads, run_part);
-#elif defined(_OPENMP)
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t item = 0; item < n; ++item) body(item, static_cast<int64_t>(omp_get_thread_num()));
-#endif
+  run_parts(threads, [&](int64_t thread) {
+    for (int64_t item = next++; item < n; item = next++) body(item, thread);
+  });
 }
 
 }  // namespace based::kernels::cpu
