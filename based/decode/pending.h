@@ -12,7 +12,7 @@ class PendingTokens {
   virtual void forget(const at::Tensor& slots) = 0;  // drops the pending tokens of these slots: another sequence uses their state
   virtual int64_t bytes() const = 0;                 // size for all slots
   virtual int64_t rounded_bytes() const = 0;         // the part of bytes() that is a rounded copy of the state
-  virtual int64_t replaced_bytes() const = 0;        // of the state, which steps do not access: they access half as many of bytes()
+  virtual int64_t replaced_bytes() const = 0;        // bytes of the state that steps do not access; they access half as many here
 };
 
 }  // namespace based::decode
