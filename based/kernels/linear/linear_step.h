@@ -93,7 +93,8 @@ constexpr int kFewConvolvedRows = 32;                                     // so 
 inline bool linear_conv_supports(const Linear& p, const ShortConv& conv, const Gpu& gpu) {
   return conv.taps == convolved_taps(conv.gate != nullptr) && conv.state_is_private && conv.dtype == DType::bf16 &&
          p.out == 2 * conv.channels && p.rows == conv.rows && (conv.recent == nullptr || p.rows > kFewConvolvedRows) &&
-         conv.channels % 8 == 0 && conv.y_stride % 8 == 0 && aligned16(conv.y) &&
+         (conv.gate != nullptr || (p.y_stride % 8 == 0 && aligned16(p.y))) && conv.channels % 8 == 0 && conv.y_stride % 8 == 0 &&
+         aligned16(conv.y) &&
          (p.rows <= kLinearRows || ceil_div(p.out, kLinearOutputs) * ceil_div(p.rows, kLinearRows) <= gpu.multiprocessors) &&
          linear_swiglu_hopper_supports(p, gpu);
 }
