@@ -11,7 +11,7 @@ struct Span {
   int64_t storage = -1;           // −1: no memory
   int64_t begin = 0, end = 0;     // bytes
   const void* address = nullptr;  // the address of `begin`; null where the tensor has no memory
-  int64_t row = 0, stride = 0;    // bytes of a row, and from one row to the next: only the rows are meant; stride 0: all bytes
+  int64_t row = 0, stride = 0;    // with a stride, the memory is rows of `row` bytes, `stride` bytes apart; else all bytes
   int64_t bytes() const { return end - begin; }
   bool operator==(const Span& other) const { return storage == other.storage && begin == other.begin && end == other.end; }
 };
@@ -20,7 +20,7 @@ using Spans = std::vector<Span>;
 inline bool overlap(const Span& a, const Span& b) {
   if (a.storage < 0 || a.storage != b.storage || a.begin >= b.end || b.begin >= a.end) return false;
   if (a.stride == 0 || a.stride != b.stride) return true;
-  const int64_t offset = ((b.begin - a.begin) % a.stride + a.stride) % a.stride;  // from a row of a to the next row of b
+  const int64_t offset = ((b.begin - a.begin) % a.stride + a.stride) % a.stride;  // from a's rows to b's
   return offset < a.row || offset + b.row > a.stride;
 }
 inline bool overlap(const Span& a, const Spans& all) {

@@ -38,7 +38,7 @@ class Trace {
   // Whether the memory existed before the step.
   bool is_external(const Span& span) const { return span.storage >= 0 && external_[static_cast<size_t>(span.storage)]; }
 
-  Span span_of(const at::Tensor& tensor);  // all bytes that its sizes and strides reach; of a matrix's columns, the rows
+  Span span_of(const at::Tensor& tensor);  // the bytes that its sizes and strides reach; with rows for some columns of a matrix
 
  private:
   friend struct TraceCallbacks;

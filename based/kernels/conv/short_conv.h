@@ -28,9 +28,9 @@ struct ShortConv {                     // caller owns all memory; strides count 
   // CUDA, in a step: no earlier kernel in the queue writes weight, bias or slots, or accesses the state. So this kernel may read them while
   // earlier kernels still run.
   bool state_is_private = false;
-  // CUDA, in a step: [slots, channels], each slot's last two inputs in bf16, the older one in the lower half, read and updated instead of
-  // the state, which has twice the bytes. Where the older input, or both, are kNoRecentInput, they are the last ones of the state. null:
-  // the state is read and updated. Requires short_conv_has_recent().
+  // CUDA, in a step: [slots, channels], the last two inputs in bf16, the older one in the lower half; read and updated instead of the
+  // state, in half of its bytes. A half may be kNoRecentInput. If both are, the inputs are those of the state; if the older one is, it is
+  // the state's newer one. null: the state is read and updated. Requires short_conv_has_recent().
   uint32_t* recent = nullptr;
   bool adds_input = false;  // CUDA, not in a step: adds x_t to y_t; requires x_bias = null
   // CUDA, not in a step: biases [channels] added in fp32 to x and to the gate when they are read, or null: 0. The inputs in `state` already

@@ -88,7 +88,7 @@ constexpr int64_t joined_norm_squares(int64_t rows, int64_t width) {
   return ceil_div(rows, kLinearRows) * joined_norm_parts(width) * kLinearRows;
 }
 constexpr int convolved_taps(bool has_gate) { return has_gate ? 3 : 4; }  // Based's and Mamba's
-constexpr int kFewConvolvedRows = 32;                                     // so few have no recent inputs
+constexpr int kFewConvolvedRows = 32;                                     // with recent inputs, the kernel needs more
 // Whether a layer, with outputs for both halves, can convolve. Where it needs larger tiles, a kernel of its own is faster (measured).
 inline bool linear_conv_supports(const Linear& p, const ShortConv& conv, const Gpu& gpu) {
   return conv.taps == convolved_taps(conv.gate != nullptr) && conv.state_is_private && conv.dtype == DType::bf16 &&

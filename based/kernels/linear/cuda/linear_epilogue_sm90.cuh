@@ -25,7 +25,8 @@ enum class LinearForm {
 constexpr bool convolves(LinearForm form) {
   return form == LinearForm::conv || form == LinearForm::conv_recent || form == LinearForm::conv_of_half;
 }
-// Whether a lane has the sums of an output and of the one half of the outputs after it, which is its gate where the form has gates.
+// Whether a lane has pairs of sums: those of an output of the first half and of its partner in the second half. The partner is the output's
+// gate, except in conv_of_half.
 constexpr bool has_pairs(LinearForm form) { return form == LinearForm::swiglu || convolves(form); }
 
 constexpr int taps_of(LinearForm form) { return convolved_taps(form != LinearForm::conv_of_half); }

@@ -85,8 +85,8 @@ __device__ __forceinline__ void scales_are_ready() {
   asm volatile("bar.arrive 8, %0;" ::"n"(kGroups * kGroup + 32) : "memory");
 }
 
-// Loads the weights of 32 outputs and their gates, alternating groups of 8 outputs and 8 gates, so that the same thread gets the sums of an
-// output and its gate. `group` is the index of the first group of 8 outputs.
+// Loads the weights of 32 pairs (has_pairs), alternating 8 outputs of the first half and their 8 partners, so that the same thread gets
+// both sums of a pair. `group` is the index of the first group of 8 outputs.
 __device__ __forceinline__ void load_pairs(uint32_t shared, const CUtensorMap& map, int column, int group, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %4}], [%5];" ::"r"(shared),
@@ -105,7 +105,7 @@ __device__ __forceinline__ void multiply(float (&d)[kRows / 2], uint64_t weight,
 }
 
 template <class Tile, LinearForm kForm>
-struct LinearBlock {  // the block's part of the problem; with gates, 64 outputs are 32 outputs and their gates
+struct LinearBlock {  // the block's part of the problem; with pairs, 64 outputs are 32 pairs
   static constexpr int kSlabs = Tile::kSlabs, kRows = Tile::kRows, kUnits = Tile::kGroupRows / 8;
   using Storage = LinearStorage<Tile>;
   // Byte offsets of the members of Storage.
@@ -238,7 +238,7 @@ __device__ __forceinline__ void finish(const Linear& p, const JoinedParts& joine
       });
       if (first + kBatch < kOwned) inputs.prefetch_residual(p, norm, block.first_row + first_row + 8 * kBatch, kBatch);
     } else {
-      // Compute y. A lane holds two rows of two outputs, which are 8 apart, or are an output and its gate. Results in bf16 are transposed
+      // Compute y. A lane holds two rows of two outputs, which are 8 apart, or are a pair. Results in bf16 are transposed
       // in `tile` [rows, 128 or 64 bytes], so that a few wide stores write whole cache lines.
       const uint32_t tile = block.tile(group);
 #pragma unroll
@@ -488,8 +488,8 @@ LinearPlan make_plan(const Linear& p) {
   return plan;
 }
 
-Status describe_weights(CUtensorMap& map, const Linear& p, bool with_gates, int outputs) {
-  if (!with_gates) return describe_matrix(map, p.weight, p.out, p.in, p.weight_stride, outputs);
+Status describe_weights(CUtensorMap& map, const Linear& p, bool with_pairs, int outputs) {
+  if (!with_pairs) return describe_matrix(map, p.weight, p.out, p.in, p.weight_stride, outputs);
   const int64_t width = p.out / 2, row = p.weight_stride * 2;
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(p.in), 8, 2, static_cast<cuuint64_t>(width / 8)};
   const cuuint64_t strides[3] = {static_cast<cuuint64_t>(row), static_cast<cuuint64_t>(width * row), static_cast<cuuint64_t>(8 * row)};

@@ -65,12 +65,12 @@ void verify_case(Report& report, const ConvProblem& problem) {
     conv.bias = with_bias ? conv_bias.as() : nullptr, conv.y = y.as(), conv.state = state.as<float>(), conv.slot = slots.as<int64_t>();
     conv.tokens = conv.rows = rows, conv.channels = channels, conv.x_stride = conv.gate_stride = out, conv.y_stride = channels;
     conv.taps = static_cast<int32_t>(taps), conv.silu = silu, conv.dtype = DType::bf16, conv.state_is_private = true;
-    if (!kernels::linear_conv_supports(layer, conv, gpu::this_gpu())) report.fail(name + ": not supported");
     const Buffer recent = some_recent_inputs(rows + 1, channels);
     const auto flush = [&] {
       if (has_recent) check(gpu::short_conv_flush({conv.state, recent.as<uint32_t>(), conv.slot, rows, channels}, {}));
     };
     if (reads_recent) conv.recent = recent.as<uint32_t>();
+    if (!kernels::linear_conv_supports(layer, conv, gpu::this_gpu())) report.fail(name + ": not supported");
     if (!reads_recent) flush();
     if (joined) {
       check(gpu::linear_conv_after_norm(layer, conv, before, {}));
